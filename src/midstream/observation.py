@@ -1,5 +1,5 @@
-"""What can be observed of a running job after an epoch: the one source of ``job.watch()``, ``midstream top``, the
-metrics endpoint, and of policies that decide from it.
+"""The observations of a running job after an epoch: the one source of ``job.watch()``, ``midstream top``, the metrics
+endpoint, and the policies that decide from them.
 
 An :class:`Observation` is a frozen value without references to the job: it can be kept, compared, sent as JSON, and
 made up in a test. Whoever decides something reads this and nothing else.
@@ -34,7 +34,7 @@ class OperatorObservation(msgspec.Struct, frozen=True, kw_only=True):
     rows_in: int = 0
     """Rows that it took, including all rows that were added up before the exchange."""
     rows_out: int = 0
-    """Rows that it gave, without late and bad ones."""
+    """Rows that it emitted, without late and bad ones."""
     rows_late: int = 0
     """Rows that came too late for its windows, or for their turn among transactions."""
     rows_ahead: int = 0
@@ -77,16 +77,16 @@ class SourceObservation(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Its name in the flow."""
     rows: int = 0
-    """Rows that it gave in this epoch."""
+    """Rows that it emitted in this epoch."""
     behind_ms: float | None = None
     """From its latest event time so far to the clock of this epoch. None without event times."""
     offset: str = ""
     """How far it has been read, in its own words; of Kafka the next offset by topic and partition, as JSON. Empty on
     the local runtime."""
     backlog: dict[str, float] = {}
-    """What the source itself says is left to read, under the names that Spark gives it, such as Kafka's
-    ``maxOffsetsBehindLatest``. As of the last epoch that Spark has reported, read when somebody asks; empty if the
-    source says nothing, as files do, and on the local runtime."""
+    """What is left to read according to the source itself, under Spark's names, such as Kafka's
+    ``maxOffsetsBehindLatest``. As of the last epoch that Spark has reported, read on request; empty if the source
+    reports nothing, as files do, and on the local runtime."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """The epoch that was committed last. Numbers that are missing in a sequence were dropped because the reader was
     slow."""
     revision: int
-    """Of the configuration under which the next epoch begins."""
+    """The revision of the configuration under which the next epoch begins."""
     is_on_trial: bool = False
     """Whether a change can still be rolled back."""
     observed_at: float

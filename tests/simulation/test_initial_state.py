@@ -194,7 +194,7 @@ def test_windows_begin_with_rows_of_the_past() -> None:
         ),
         (
             pa.table({"k": [1, 1], "value": [1, 2]}),
-            "1 key(s) of its initial state are there more than once, such as {'k'",
+            "1 key(s) of its initial state occur more than once, such as {'k'",
         ),
         (pa.table({"k": [1, None], "value": [1, 2]}), "the key column 'k' of its initial state has 1 null(s)"),
         ("file.parquet", "expected a pyarrow.Table, a pandas DataFrame or a batch DataFrame, found str"),

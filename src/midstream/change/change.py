@@ -38,13 +38,13 @@ class ChangeTimes:
     requested_at: float
     """In seconds since 1970, like all moments here."""
     preparation_ms: float
-    """Functions were checked, stored and tried."""
+    """Time to check, store and try its functions."""
     waited_ms: float | None
-    """It waited behind earlier changes."""
+    """Time that it waited behind earlier changes."""
     delay_ms: float | None
-    """From the request until it was in effect in every task."""
+    """Time from the request until the change was in effect in every task."""
     trial_ms: float | None
-    """From its beginning until its end."""
+    """Time from the beginning of the trial until its end."""
     ended_at: float | None
 
     @classmethod

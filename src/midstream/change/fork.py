@@ -33,7 +33,8 @@ UNFINISHED = "fork.json"
 
 
 class ForkRecord(msgspec.Struct, frozen=True):
-    """What ``fork.json`` holds until a fork is whole: where it comes from, so that it can be finished after a crash."""
+    """The content of ``fork.json`` until a fork is whole: its origin, so that the fork can be finished after a
+    crash."""
 
     job: str
     """The job that is forked."""

@@ -1,4 +1,4 @@
-"""The initial state of inserted operators, from tables that users give: checked and made into rows of state, as blobs.
+"""The initial state of inserted operators, from tables that users pass: checked and made into rows of state, as blobs.
 
 The first epoch under the change writes them into a file of state, which its manifest names like any other. So they take
 effect exactly once, with that epoch, or not at all.
@@ -33,7 +33,7 @@ _SLICE = 1 << 16
 
 
 def initial_states(graph: Graph, edits: Iterable[Edit], bins: int, known: Iterable[str] = ()) -> dict[str, Blob]:
-    """The initial states that edits give, packed, by operator; ``known`` are packed already. Runs Spark jobs."""
+    """The initial states in edits, packed, by operator; ``known`` are packed already. Runs Spark jobs."""
     return {
         step.operator.name: _packed(graph, step.operator.name, step.state, bins)
         for step in steps_in(edits)
@@ -57,7 +57,7 @@ def _packed(graph: Graph, name: str, given: Any, bins: int) -> Blob:
                 rows = state.changes()
         except OperatorFailed as error:
             raise SchemaError(
-                f"{what}: its initial state cannot be taken: {error.error}; row {error.row!r:.200}"
+                f"{what}: its initial state cannot be loaded: {error.error}; row {error.row!r:.200}"
             ) from error
         finally:
             base.close()

@@ -19,7 +19,7 @@ KEPT_STEPS = 1000
 
 
 class MigrationProgress(msgspec.Struct, frozen=True):
-    """How far a migration is. What is done is committed: a crash does not take it back.
+    """The progress of a migration. Finished steps are committed: a crash does not take them back.
 
     ``steps`` is the number of steps left, as far as the strategy knows: that of ``budgeted`` depends on what the next
     ones cost. ``left_s`` is the time that they will take at the pace of the last epochs; None: not known yet.
@@ -37,7 +37,7 @@ class MigrationProgress(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """What is done, from 0 to 1.
+        """The finished share, from 0 to 1.
 
         >>> MigrationProgress(bins=8, bins_done=2).share
         0.25
@@ -46,7 +46,7 @@ class MigrationProgress(msgspec.Struct, frozen=True):
 
 
 class MigrationControl(Protocol):
-    """What a handle asks of the driver."""
+    """The driver's interface for handles."""
 
     def cancel_migration(self, migration: Migration) -> None:
         """Make no more steps."""
@@ -109,7 +109,7 @@ class Migration:
 
     @property
     def progress(self) -> MigrationProgress:
-        """How far it has come."""
+        """Its progress."""
         return self._now.progress
 
     @property
@@ -119,7 +119,7 @@ class Migration:
 
     @property
     def events(self) -> tuple[ChangeEvent, ...]:
-        """What happened, in order."""
+        """Its events, in order."""
         return self.record.events
 
     @property

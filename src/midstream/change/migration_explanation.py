@@ -1,4 +1,4 @@
-"""Explains a migration to the user before it is made: steps, bytes, predicted time, and who gives what to whom."""
+"""Explains a migration to the user before it is made: steps, bytes, predicted time, and which bins move where."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class MigrationExplanation:
 
     @property
     def longest_ms(self) -> float:
-        """What the largest step is expected to add to its epoch, if its takers have nothing of it."""
+        """Milliseconds that the largest step is expected to add to its epoch if its takers have loaded nothing
+        ahead."""
         return max((1000 * _load(*step) / self.bytes_per_s for step in self.steps), default=0.0)
 
     @property
@@ -96,7 +97,7 @@ def explained(
     size_of: SizeOf,
     epoch_ms: float | None,
 ) -> MigrationExplanation:
-    """What a migration would do. The steps of a budget are those of a machine that loads :data:`BYTES_PER_S`."""
+    """Explain a migration. The steps of a budget are those of a machine that loads :data:`BYTES_PER_S`."""
     names = {stage: name for name, stage in unique_names(plan).items()}
     stages = tuple(
         StageMoves(names[stage], before[stage], wanted, _sizes(stage, wanted, size_of))

@@ -1,4 +1,4 @@
-"""Where a migration leads, in its record and in the job: edits, and assignments by the names of their stages. Pure.
+"""The goal of a migration, in its record and in the job: edits, and assignments by the names of their stages. Pure.
 
 Names outlast changes that renumber stages, and restarts with another script.
 """
@@ -49,7 +49,7 @@ def edit_of(record: EditRecord) -> Move | Rescale:
 
 
 def lenient_goal(plan: Plan, now: Assignments, records: Sequence[EditRecord]) -> dict[StageIndex, Assignment]:
-    """What an earlier migration will lead to, or nothing new if it no longer fits."""
+    """The assignments that an earlier migration will lead to; the present ones if it no longer fits."""
     try:
         return goal_of(plan, now, [edit_of(record) for record in records])
     except FlowError:
@@ -57,7 +57,7 @@ def lenient_goal(plan: Plan, now: Assignments, records: Sequence[EditRecord]) ->
 
 
 def goal_documents(plan: MigrationRecord) -> Mapping[str, object]:
-    """Where the bins are to be: at the target, or where they were if it is reversed."""
+    """The assignments to reach: the target, or the first ones if the migration is reversed."""
     return plan.first if plan.is_reversed else plan.target
 
 
@@ -79,7 +79,7 @@ def is_scheduled(plan: MigrationRecord) -> bool:
 
 
 def moment_of(plan: MigrationRecord | MigrationRequest) -> str:
-    """What a scheduled one waits for, for people."""
+    """The moment that a scheduled migration waits for, in words."""
     return (
         f"epoch {plan.at_epoch}"
         if plan.at_time is None

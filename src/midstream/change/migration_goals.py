@@ -1,4 +1,4 @@
-"""What a migration is asked for, and the edits that lead there. Pure.
+"""The goals of migrations, and the edits that lead there. Pure.
 
 =================== ==================================================================
 goal                leads to
@@ -27,7 +27,7 @@ from midstream.planner.weights import BinWeights, StageWeights
 __all__ = ["MEASURES", "Drain", "Goal", "Rebalance", "edits_of"]
 
 MEASURES = ("work", "rows", "bytes")
-"""What a rebalance may even out: the time that operators work, rows that arrive, or bytes of state."""
+"""The measures that a rebalance can even out: the time that operators work, rows that arrive, or bytes of state."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Drain:
 
 
 Goal = Move | Rescale | Rebalance | Drain | Assignment | Mapping[str, Assignment]
-"""What a migration may be asked for. A mapping has assignments by the names of stages."""
+"""The goals that a migration may have. A mapping has assignments by the names of stages."""
 
 Places = Mapping[StageIndex, Mapping[int, str]]
 """By stage and partition: the executor that runs it."""

@@ -1,4 +1,4 @@
-"""What becomes of migrations that were in progress when a driver ended."""
+"""The fate of migrations that were in progress when a driver ended."""
 
 from __future__ import annotations
 

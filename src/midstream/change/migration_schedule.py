@@ -160,7 +160,7 @@ class MigrationSchedule:
         return min(soon, key=lambda each: each.plan.at_epoch or 0, default=None)
 
     def why_waiting(self, migration: Migration) -> str:
-        """What one waits for, in words."""
+        """The reason why a migration waits, in words."""
         if is_scheduled(migration.plan):
             return moment_of(migration.plan)
         return "the next epoch" if self.running is None else f"migration {self.running.number}"

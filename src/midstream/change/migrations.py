@@ -110,7 +110,7 @@ class Migrations:
         return statistics.median(self._steady) if self._steady else None
 
     def goal(self, request: MigrationRequest) -> tuple[dict[StageIndex, Assignment], dict[StageIndex, Assignment]]:
-        """Where bins would be before and after a migration, if nothing else happens meanwhile. Raises
+        """The assignments before and after a migration, if nothing else happens meanwhile. Raises
         :class:`FlowError` if it does not fit. Changes nothing."""
         plan, now = self._plan, dict(self._changes.newest().assignments)
         for earlier in self.schedule.before(request):
@@ -173,7 +173,7 @@ class Migrations:
             migration.end(Outcome.STOPPED, "cancelled before it began", self._log.keep)
 
     def reverse(self, migration: Migration) -> Migration | MigrationRequest:
-        """Turn round a migration that is running; for one that has ended, returns what is to be requested."""
+        """Turn a running migration round; for one that has ended, return the request for its reversal."""
         self._follow_plan()
         running = self._running
         if running is not None and running.migration is migration:

@@ -51,7 +51,7 @@ def plan_records(
     flushed: Collection[str] = (),
     states: Mapping[str, Digest] | None = None,
 ) -> tuple[PlanRecord, ...]:
-    """What a change did to the plan. ``sources`` has the label and the text of the functions of new operators."""
+    """The records of a change of the plan. ``sources`` has the label and the text of the functions of new operators."""
     difference = difference_of(before.graph, after.graph, replaced)
     found: list[PlanRecord] = []
     for name in (*difference.replaced, *difference.removed):

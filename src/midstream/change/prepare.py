@@ -75,11 +75,12 @@ class PreparedChange:
     merged: MergedFlow
     waits_for: str | None = None
     flush: Configuration | None = None
-    """What runs for one epoch before ``after``, if operators emit all that they hold before they go."""
+    """The configuration of the one epoch before ``after`` in which operators emit all that they hold; None without
+    such."""
 
     @property
     def first(self) -> Configuration:
-        """What runs from the first epoch on that begins under the change."""
+        """The configuration of the first epoch that begins under the change."""
         return self.after if self.flush is None else self.flush
 
     def with_assignments(self, plan: Plan, assignments: Assignments) -> PreparedChange:

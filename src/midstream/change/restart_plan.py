@@ -1,4 +1,4 @@
-"""What a start of a script on a checkpoint would change: as a deployment, for a job that is not running."""
+"""The changes that a start of a script on a checkpoint would make: like a deployment, for a job that is not running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["restart_plan"]
 
 
 def restart_plan(location: str, script: Graph) -> str:
-    """What ``flow.start`` with this script and checkpoint would run that the job did not run before, as text.
+    """The differences between what ``flow.start`` with this script and checkpoint would run and what the job ran, as
+    text.
 
     Makes the checks of a start, and writes nothing to the checkpoint. Raises :class:`MidstreamError` if the script does
     not fit.

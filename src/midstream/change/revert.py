@@ -36,7 +36,7 @@ Migrate = Mapping[str, Callable[[Any, Any], None]]
 
 @dataclass(frozen=True)
 class _Back:
-    """What one operator ran at the revision to go back to, and what has changed since."""
+    """One operator at the revision to go back to, and its changes since."""
 
     function: Digest
     returns: str | None

@@ -159,7 +159,7 @@ def _has_its_sources(checkpoint: Checkpoint, manifest: Manifest) -> bool:
 
 
 def _choices(checkpoint: Checkpoint, newest: Epoch) -> str:
-    """What the job can be rewound to, for a message."""
+    """The epochs and savepoints that the job can be rewound to, for a message."""
     epochs = [str(each) for each in checkpoint.epochs() if each < newest and _whole_manifest(checkpoint, each)]
     named = [
         f"{each.name!r} (epoch {each.epoch})"

@@ -21,7 +21,7 @@ def savepoint_of(
 ) -> Savepoint:
     """Write a savepoint of a committed epoch.
 
-    Whoever calls this holds the epoch's files of state, and is preparing (:mod:`midstream.storage.holds`), so that
+    The caller holds the epoch's files of state, and is preparing (:mod:`midstream.storage.holds`), so that
     nothing is swept before the savepoint is written. A refusal changes nothing.
     """
     check_savepoint_name(name)

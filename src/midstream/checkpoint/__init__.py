@@ -1,1 +1,2 @@
-"""What a job keeps on disk: manifests, change log, layouts of state, audit files; how it is swept and inspected."""
+"""The files that a job keeps on disk: manifests, change log, layouts of state, audit files; how they are swept and
+inspected."""

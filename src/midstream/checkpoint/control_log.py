@@ -47,7 +47,7 @@ class ControlRecord(Numbered, frozen=True):
     tasks: int = 0
     """How many tasks ran handlers."""
     missed: int = 0
-    """Of a fast operation: tasks that ended before they could."""
+    """For a fast operation: how many tasks ended before they could run handlers."""
     ended_at: float | None = None
     error: str | None = None
 

@@ -25,7 +25,7 @@ class ControlValues:
         self._lock = threading.Lock()
 
     def folder(self, number: int) -> str:
-        """Where the values of an operation are."""
+        """The folder with the values of an operation."""
         return posixpath.join(self._location, f"{number:010d}")
 
     def tidy(self) -> None:

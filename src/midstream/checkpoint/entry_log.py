@@ -42,11 +42,11 @@ class EntryLog(Generic[R]):
     kind: Any
     """The class of its entries: that of its records, if each has an entry of its own."""
     what: str
-    """What it is, for people."""
+    """Its name in messages."""
     advice: str
     """What to do if it is damaged."""
     loss: str
-    """What is lost with an entry that is set aside."""
+    """What is lost with an entry that is set aside, for messages."""
 
     def __init__(self, location: str, *, durable: bool = True) -> None:
         self.location = location

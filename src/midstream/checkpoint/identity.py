@@ -1,4 +1,4 @@
-"""Whose checkpoint a folder is: its identity, and what is refused before a flow uses it."""
+"""The owner of a checkpoint: its identity, and the checks before a flow uses the folder."""
 
 from __future__ import annotations
 

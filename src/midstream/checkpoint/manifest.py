@@ -23,9 +23,9 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     timeline: int = 0
     """How often the job was rewound. Local copies of state from before the last time do not count."""
     forked_from: str = ""
-    """Of a fork: the savepoint that it began with, for people."""
+    """For a fork: the savepoint that it began with, in words."""
     log: int = 0
-    """Which folder has Spark's log: a query with other sources gets one of its own."""
+    """The number of the folder with Spark's log: a query with other sources gets one of its own."""
 
     @property
     def spark(self) -> str:

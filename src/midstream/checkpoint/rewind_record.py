@@ -12,10 +12,10 @@ __all__ = ["Rewind"]
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """What ``rewind.json`` holds."""
+    """The content of ``rewind.json``."""
 
     manifest: Manifest
-    """Of the epoch to which the job goes back."""
+    """The manifest of the epoch that the job goes back to."""
     timeline: int
     """The number of the job's timeline from then on."""
     folders: tuple[str, ...]
@@ -29,11 +29,11 @@ class Rewind(msgspec.Struct, frozen=True):
 
     @property
     def epoch(self) -> Epoch:
-        """The epoch to which the job goes back."""
+        """The epoch that the job goes back to."""
         return self.manifest.epoch
 
     @property
     def target(self) -> str:
-        """Where it goes back to, for people."""
+        """The epoch that it goes back to, in words."""
         named = "" if self.savepoint is None else f" (savepoint {self.savepoint!r})"
         return f"epoch {self.epoch}{named}"

@@ -1,4 +1,4 @@
-"""How far sources are read, in the files of Spark's log, and the log of a query with other sources.
+"""The positions of sources in the files of Spark's log, and the log of a query with other sources.
 
 Spark knows the sources of a query by their places: an entry of ``offsets`` has a line for each, and ``sources/2`` is
 what the third one remembers. A flow knows them by their names. So a query with other sources gets a log of its own: the

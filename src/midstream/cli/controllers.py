@@ -56,7 +56,7 @@ def attach(
     name: Annotated[str | None, typer.Option(help="The name under which it is attached. Default: its class.")] = None,
     advise: Annotated[bool, typer.Option("--advise", help="Only report what it would do.")] = False,
 ) -> None:
-    """Have a controller look after a running job. Its code travels to the job."""
+    """Let a controller look after a running job. Its code travels to the job."""
     with reporting_errors():
         found = _loaded(controller, settings or [])
         state = client_of(job).attach(found, name=name, advise=advise)

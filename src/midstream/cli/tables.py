@@ -152,7 +152,7 @@ def taken_back_text(taken: TakenBack) -> str:
 
 
 def assignment_table(stage: StageShares) -> Table:
-    """What each partition of a stage has."""
+    """The bins, rows, work and state of each partition of a stage."""
     table = table_of("partition", "bins", "rows/s", "busy %", "state", "executor", justify="right")
     table.title = f"{stage.name}: {len(stage.owners)} bins"
     table.title_justify = "left"

@@ -165,7 +165,7 @@ def _no_attribute(target: Target, module: ModuleType) -> str:
 
 
 def _candidates(module: ModuleType) -> str:
-    """What could have been meant: flows, and functions defined in this module that may return one."""
+    """Suggestions: the flows in this module, and functions defined in it that may return one."""
     flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
     functions = [
         f"{name}()"

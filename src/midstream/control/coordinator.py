@@ -96,7 +96,7 @@ class Coordinator:
         self._book: RunBook | None = None
         self._operations: list[Operation] = []
         self._workers: dict[WorkerId, bytes] = {}
-        """Where each worker listens; the one that was heard of last comes last."""
+        """Where each worker listens; the one heard from last comes last."""
         self._prefetching = Prefetching()
         self._ending = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)

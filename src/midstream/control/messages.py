@@ -130,14 +130,14 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     state_read: int = 0
     """Bytes of state files that it had to read, because its executor's base lacked their rows."""
     began_at: float = 0.0
-    """By the worker's clock."""
+    """When the task began, by the worker's clock."""
     ended_at: float = 0.0
     bin_rows: dict[StageIndex, bytes] = {}
-    """By stage that rows with a key went to: how many had a key of each bin (:func:`.pack_counts`)."""
+    """By the stage that rows with a key went to: the number of rows of each bin (:func:`.pack_counts`)."""
     memory: int = 0
     """Resident memory of the worker's process at the end of the task, in bytes."""
     controls: tuple[ControlReport, ...] = ()
-    """What came of the control operations in the task's order."""
+    """The results of the control operations in the task's order."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What executors load ahead of time, and whom to ask for it. Pure; the coordinator's, across runs.
+"""Decides what executors load ahead of time, and which workers to ask. Pure; the coordinator keeps it across runs.
 
 An executor that will own bins can have them before it does: its workers are sent :class:`Prefetch` with the committed
 state, again in each epoch, so that its base follows. It only saves time: any of these messages may be lost, come twice

@@ -117,7 +117,8 @@ class ControlContext:
     # ── called by the engine ──────────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, handler: str, keyed: Callable[[], KeyedStates] | None = None) -> None:
-        """A handler is about to be called; ``keyed`` gives the operator's state if it has some that can be reached."""
+        """A handler is about to be called; ``keyed`` returns the operator's state if it has some that can be
+        reached."""
         self._handler, self._keyed = handler, keyed
 
     def leave(self) -> None:

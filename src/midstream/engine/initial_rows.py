@@ -1,4 +1,4 @@
-"""Tables that users give as the initial state of inserted operators: the columns they need, and their checks."""
+"""Tables that users pass as the initial state of inserted operators: the columns they need, and their checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 16
 
 
 def table_given(given: Any, what: str) -> pa.Table:
-    """A table from what a user gives: a pyarrow Table or RecordBatch, a pandas or Spark DataFrame, or a list of rows.
+    """A table from what a user passes: a pyarrow Table or RecordBatch, a pandas or Spark DataFrame, or a list of rows.
 
     >>> table_given([{"k": 1, "value": 2}], "process 'count'").num_rows
     1
@@ -84,6 +84,6 @@ def require_unique(table: pa.Table, keys: Sequence[str], what: str) -> None:
     if twice.num_rows:
         [first] = twice.select(list(keys)).slice(0, 1).to_pylist()
         raise SchemaError(
-            f"{what}: {twice.num_rows} key(s) of its initial state are there more than once, such as {first!r:.100}; "
+            f"{what}: {twice.num_rows} key(s) of its initial state occur more than once, such as {first!r:.100}; "
             f"give one row for each key"
         )

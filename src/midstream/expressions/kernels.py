@@ -54,7 +54,7 @@ class Fail(Protocol):
 
 @dataclass(frozen=True)
 class Computed:
-    """A part of an expression that is ready to run. ``run`` gives a column, or a scalar that stands for all rows."""
+    """A part of an expression that is ready to run. ``run`` returns a column, or a scalar that stands for all rows."""
 
     kind: pa.DataType
     run: Callable[[pa.RecordBatch], _Value]

@@ -58,7 +58,7 @@ class ColumnsSpec(TaskSpec):
 
     @abstractmethod
     def payload_of(self, given: Any, what: str) -> Any:
-        """What a user gives for an update, as plain tuples and texts. Raises :class:`FlowError`."""
+        """An update's expressions as plain tuples and texts. Raises :class:`FlowError`."""
 
     @property
     @abstractmethod
@@ -118,7 +118,7 @@ class ColumnsSpec(TaskSpec):
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """The columns that the expressions give over the input's columns."""
+        """The columns that the expressions compute from the input's columns."""
         return self, self.schema_of(inputs[0], what)
 
     def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
@@ -152,7 +152,7 @@ def copied(text: str) -> str | None:
 
 
 def named_columns(given: Iterable[Any], what: str) -> Pairs:
-    """Names and expressions of columns that a user gives as texts with a name, as mappings, or as pairs.
+    """Names and expressions of columns that a user passes as texts with a name, as mappings, or as pairs.
 
     >>> named_columns(["user", "eur * 2 AS twice", {"one": 1}], "select 's'")
     (('user', 'user'), ('twice', 'eur * 2'), ('one', '1'))
@@ -192,7 +192,7 @@ def _checked(name: Any, what: str) -> str:
 
 
 def only_names(given: Any, what: str) -> tuple[str, ...]:
-    """Names of columns that a user gives: one, or several.
+    """Names of columns that a user passes: one, or several.
 
     >>> only_names(["a", "b"], "drop 'd'"), only_names("a", "drop 'd'")
     (('a', 'b'), ('a',))

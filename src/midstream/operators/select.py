@@ -1,4 +1,4 @@
-"""select: the columns that a list of expressions gives."""
+"""select: the columns that a list of expressions computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""with_columns: adds columns that expressions give, or replaces columns."""
+"""with_columns: adds columns that expressions compute, or replaces columns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WithColumnsMethods(ColumnsMethods):
     """Add a with_columns to a stream."""
 
     def with_columns(self, name: str, *columns: str | Mapping[str, Any], on_error: str = "fail", **named: Any) -> Self:
-        """Add columns that SQL expressions give, or replace columns; all others stay.
+        """Add columns that SQL expressions compute, or replace columns; all others stay.
 
         :param columns: expressions with a name (``"eur * qty AS total"``), or dicts of names and expressions.
         :param on_error: as in :meth:`select`.

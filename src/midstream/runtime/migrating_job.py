@@ -79,7 +79,7 @@ class MigratingJob(ABC):
         )
 
     def explain_migration(self, *goals: Goal, **how: Any) -> MigrationExplanation:
-        """Explain a migration without making it: its steps, bytes and time, and who gives what to whom.
+        """Explain a migration without making it: its steps, bytes and time, and which bins move where.
 
         Takes what :meth:`migrate` takes, and makes the same checks. ``print`` the result, or draw it:
         :meth:`.MigrationExplanation.to_svg`.

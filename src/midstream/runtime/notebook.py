@@ -21,7 +21,7 @@ SHOWN_CHANGES = 5
 
 
 class ShownJob(Protocol):
-    """What a card needs of a job."""
+    """The parts of a job that a card needs."""
 
     @property
     def graph(self) -> Graph:
@@ -37,7 +37,7 @@ class ShownJob(Protocol):
 
     @property
     def observation(self) -> Observation | None:
-        """What was observed of the last epoch."""
+        """The observation of the last epoch."""
 
     @property
     def exception(self) -> Exception | None:

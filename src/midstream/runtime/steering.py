@@ -49,7 +49,7 @@ class JobSteering:
         self._job = job
 
     def situation(self, seen: Observation) -> Situation:
-        """What controllers see of the job."""
+        """The situation of the job, as controllers see it."""
         job = self._job
         return Situation(
             seen,

@@ -30,7 +30,7 @@ _log = logging.getLogger("midstream")
 
 
 class Refreshable(Protocol):
-    """What a refresher needs of a job."""
+    """The parts of a job that a refresher needs."""
 
     def update(self, *edits: Edit, by: str | None = None, note: str | None = None) -> Change:
         """Change the job."""

@@ -87,7 +87,7 @@ class JobClient:
         return self._ask("GET", "/status", JobState, timeout=timeout)
 
     def observation(self) -> Observation | None:
-        """What was observed of the last committed epoch; None before the first."""
+        """The observation of the last committed epoch; None before the first."""
         return self._ask("GET", "/observation", Observation | None)  # type: ignore[arg-type]  # a union is no class
 
     def graph(self, style: str = "text") -> str:
@@ -95,7 +95,7 @@ class JobClient:
         return self._send("GET", f"/graph?{urlencode({'format': style})}", b"", ANSWER_S).decode()
 
     def explain(self, *edits: Edit, scheduler: str = "fries") -> Explained:
-        """What a change would do."""
+        """Explain a change without making it."""
         body = ChangeRequest(_packed(edits), python_version(), scheduler)
         return self._ask("POST", "/explain", Explained, body)
 
@@ -187,7 +187,7 @@ class JobClient:
         return self._ask("POST", "/migrate", MigrationState, _wish(goals, {"by": whoami(), **how}))
 
     def explain_migration(self, *goals: Goal, **how: Any) -> MigrationExplained:
-        """What a migration would do."""
+        """Explain a migration without making it."""
         return self._ask("POST", "/explain-migration", MigrationExplained, _wish(goals, how))
 
     def migrations(self) -> list[MigrationState]:
@@ -207,7 +207,7 @@ class JobClient:
         return self._ask("POST", f"/migrations/{number}", MigrationState, MigrationTurn("reverse"))
 
     def assignment(self) -> list[StageShares]:
-        """Which partition owns which bin, and what each partition has."""
+        """The owner of each bin, and the bins, rows, work and state of each partition."""
         return self._ask("GET", "/assignment", list[StageShares])
 
     def executors(self) -> list[ExecutorShare]:
@@ -241,7 +241,7 @@ class JobClient:
     # ── controllers ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, controller: Controller, *, name: str | None = None, advise: bool = False) -> ControllerState:
-        """Have a controller look after the job. Its code travels along."""
+        """Let a controller look after the job. Its code travels along."""
         return self._ask("POST", "/controllers", ControllerState, AttachRequest.of(controller, name, advise))
 
     def detach(self, name: str) -> ControllerState:

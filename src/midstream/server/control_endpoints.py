@@ -16,7 +16,7 @@ __all__ = ["ControlEndpoints"]
 
 
 class ControlEndpoints:
-    """What the requests do, apart from HTTP. Called in threads."""
+    """Does what the requests ask for, apart from HTTP. Called in threads."""
 
     def __init__(self, job: ControlledJob) -> None:
         self._job = job

@@ -14,7 +14,7 @@ __all__ = ["ControllerEndpoints"]
 
 
 class ControllerEndpoints:
-    """What the requests do, apart from HTTP. Called in threads."""
+    """Does what the requests ask for, apart from HTTP. Called in threads."""
 
     def __init__(self, job: SteeredJob) -> None:
         self._job = job

@@ -26,7 +26,7 @@ __all__ = ["MigrationEndpoints"]
 
 
 class MigrationEndpoints:
-    """What the requests do, apart from HTTP. Called in threads."""
+    """Does what the requests ask for, apart from HTTP. Called in threads."""
 
     def __init__(self, job: MigratingJob) -> None:
         self._job = job

@@ -23,7 +23,7 @@ _VIEWS = (Namespace.LIST, Namespace.MAP)
 HELD_BYTES = 32 << 20
 """Handles that a task keeps between slices for each of its operators, about."""
 _HANDLE_BYTES = 400
-"""What a handle takes beside its value."""
+"""Approximate size in bytes of a handle without its value."""
 
 
 Migrations = Sequence[tuple[Revision, Callable[[bytes, State], None]]]

@@ -23,7 +23,7 @@ from midstream.state.keys import Namespace
 __all__ = ["UNKNOWN", "Spill"]
 
 UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda _: "UNKNOWN"})()
-"""What :meth:`Spill.get_many` gives for a key that was not changed; None says that it was deleted."""
+"""The result of :meth:`Spill.get_many` for a key that was not changed; None says that it was deleted."""
 
 MAP_BYTES = 1 << 33
 """Address space for the file, and so the most that it can hold. It takes as much of the disk as there are changes. Not

@@ -35,7 +35,7 @@ _FEW = 64
 HELD_BYTES = 32 << 20
 """Changes that a task keeps in memory for each of its operators, about; more are put on the local disk."""
 _CHANGE_BYTES = 240
-"""What a change takes in memory beside its key and value."""
+"""Approximate size in bytes of a change in memory without its key and value."""
 _TOGETHER = 1 << 16
 """Changes that are read back from the disk at a time."""
 

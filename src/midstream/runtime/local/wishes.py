@@ -23,7 +23,7 @@ class Reconsideration:
 def wishes(
     changes: Sequence[ChangeAt | MigrateAt | ControlAt],
 ) -> Iterator[ChangeAt | MigrateAt | ControlAt | Reconsideration]:
-    """All that is to be requested."""
+    """All requests of a test."""
     for each in changes:
         yield each
         if isinstance(each, MigrateAt):

@@ -271,7 +271,7 @@ def _find_cores() -> int:
 
 
 def _find_default(key: str) -> str | None:
-    """What Spark's file of defaults says of a setting, if there is one."""
+    """The value of a setting in Spark's file of defaults, if there is one."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
     if folder is None:

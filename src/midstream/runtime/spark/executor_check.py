@@ -66,7 +66,8 @@ class SharedFolder:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an executor cannot do. ``unshared`` has the reason for each folder, by what it is."""
+    """The problems of an executor. ``unshared`` has the reason for each folder that is not shared, by its
+    description."""
 
     where: str
     unreached: str | None
@@ -120,7 +121,7 @@ def require_able(found: Answer, address: Address) -> None:
 
 
 def look(address: Address, folders: Sequence[SharedFolder], _: Iterable[int]) -> Iterator[Answer]:
-    """What this executor cannot do. Runs in a Python worker."""
+    """Find the problems of this executor. Runs in a Python worker."""
     where = f"executor {executor_of_this_process()} on {socket.gethostname()!r}"
     unreached = None
     name = WorkerId(socket.gethostname(), os.getpid())

@@ -212,7 +212,7 @@ class Job(ChangingJob, SteeredJob):
 
     @property
     def observation(self) -> Observation | None:
-        """What was observed of the last committed epoch of this life; None before the first."""
+        """The observation of the last committed epoch since this start; None before the first."""
         return self._watches.last
 
     def watch(self) -> Watch:

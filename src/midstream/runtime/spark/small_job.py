@@ -1,7 +1,7 @@
 """A small Spark job that asks Python workers something before a job starts.
 
 It has a task for each core that Spark knows of, so on an idle cluster every executor answers. It may take long, because
-a cluster may have no executor yet, and whoever asks decides how long to wait.
+a cluster may have no executor yet; the caller decides how long to wait.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class PreparedColumns(PublicColumns):
 
     def __init__(self) -> None:
         self._now: dict[Hashable, Any] = {}
-        """What this run has used."""
+        """The entries that this run has used."""
         self._before: dict[Hashable, Any] = {}
 
     def begin(self) -> None:

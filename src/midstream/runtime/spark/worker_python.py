@@ -65,7 +65,7 @@ def look(_):
 
 @dataclass(frozen=True)
 class WorkerPython:
-    """What a Python worker has."""
+    """The Python of a worker."""
 
     executable: str
     version: tuple[int, int, int]
@@ -127,7 +127,8 @@ def problem_of(found: WorkerPython) -> str | None:
 
 
 def ask(context: SparkContext, names: Sequence[str]) -> WorkerPython | None:
-    """What workers have: of the first one with a problem, if any has one; None if they do not all answer in time.
+    """Ask workers: return the answer of the first one with a problem, if any has one; None if they do not all answer in
+    time.
 
     Raises :class:`SetupError` if none can be started.
     """
