@@ -64,9 +64,9 @@ class Placement:
 
     def __init__(self) -> None:
         self.places: Places | None = None
-        """Of the last epoch that was committed in this life of the driver."""
+        """The placement of the last epoch committed in this life of the driver."""
         self.requests: tuple[PrefetchRequest, ...] = ()
-        """What executors are to load ahead."""
+        """The newest requests to load ahead."""
         self._warm: dict[tuple[ExecutorId, StageIndex], Warmth] = {}
 
     def committed(self, commit: Commit) -> None:
@@ -102,7 +102,7 @@ class Placement:
         return self._warm.get((executor, stage), Warmth(Epoch(-1), frozenset()))
 
     def of(self, stage: StageIndex) -> dict[PartitionId, ExecutorId]:
-        """Where the partitions of a stage ran in the last committed epoch, as far as that is known."""
+        """The executors where the partitions of a stage ran in the last committed epoch, as far as they are known."""
         return (self.places or {}).get(stage, {})
 
     def seen(self) -> frozenset[ExecutorId]:

@@ -54,11 +54,11 @@ class _Failures:
 
     count: int
     epoch: int
-    """When the last one had."""
+    """The epoch of the last failure."""
 
     @property
     def rest(self) -> int:
-        """For how many epochs nothing is tried again."""
+        """Number of epochs in which nothing is tried again."""
         return min(LONGEST_REST, REST << min(self.count - 1, 20))
 
 

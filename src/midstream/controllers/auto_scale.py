@@ -1,4 +1,4 @@
-"""As many partitions, and executors, as the load needs."""
+"""A controller that gives a job as many partitions, and executors, as its load needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _StageSample:
 
 @dataclass(frozen=True)
 class _Scaling:
-    """What is remembered."""
+    """What the controller remembers."""
 
     settling: int = 1
     lag_ms: float | None = None
@@ -129,7 +129,7 @@ class AutoScale(Controller):
         return () if named is None else (named,)
 
     def _noted(self, seen: Situation, now: _Scaling) -> _Scaling:
-        """What is remembered of one more epoch."""
+        """Its memory after one more epoch."""
         elapsed_ms = seen.observation.elapsed_ms
         grown = 0.0 if now.lag_ms is None or not elapsed_ms else (seen.lag_ms - now.lag_ms) / elapsed_ms
         growth = min(MOST_GROWTH, max(0.0, grown))

@@ -1,4 +1,4 @@
-"""No partition that has much more work than the others."""
+"""A controller that keeps any partition from having much more work than the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORTH = 0.95
 
 @dataclass(frozen=True)
 class _Balancing:
-    """What is remembered."""
+    """What the controller remembers."""
 
     uneven: Mapping[str, int] = field(default_factory=dict)
     """By stage: for how many epochs it has been uneven."""

@@ -1,4 +1,4 @@
-"""What a controller is: a pure function from a situation to proposals, which remembers what it returns."""
+"""Controllers: pure functions from a situation to proposals, each with a memory that it returns and gets again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Executors:
 
 
 Operation = Edit | Rebalance | Drain | Goal | ControlOperation | Executors
-"""What a controller may propose: edits of a change, goals of a migration, a control operation, executors."""
+"""The operations that a controller may propose: edits of a change, goals of a migration, a control operation,
+executors."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Proposal:
     """
 
     operation: Operation
-    """As the job's methods take it."""
+    """The operation, as the job's methods take it."""
     reason: str
-    """For people, in a few words."""
+    """The reason, in a few words."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """The observations that led to it."""
     how: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +75,8 @@ class Controller(ABC):
     touches: ClassVar[frozenset[str]] = frozenset(
         {"knobs", "partitions", "bins", "executors", "operators", "plan", "state"}
     )
-    """What it may propose; anything else is refused. ``state`` stands for control operations."""
+    """The kinds of subjects that it may propose to change; anything else is refused. ``state`` stands for control
+    operations."""
 
     @property
     def name(self) -> str:
@@ -82,9 +84,9 @@ class Controller(ABC):
         return type(self).__name__
 
     def first(self) -> Any:
-        """What it remembers when it is attached."""
+        """Its memory when it is attached."""
         return None
 
     @abstractmethod
     def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
-        """What to do, most often nothing, and what to remember until the next epoch."""
+        """Its proposals, most often none, and its memory until the next epoch."""

@@ -1,4 +1,4 @@
-"""A migration at a quiet moment."""
+"""A controller that makes a migration at a quiet moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_BUDGET_MS = 10
 
 @dataclass(frozen=True)
 class _Waiting:
-    """What is remembered."""
+    """What the controller remembers."""
 
     epochs: int = 0
     peak: float = 0.0

@@ -1,4 +1,5 @@
-"""Most throughput within a latency: one step, a look, keep or take back."""
+"""A controller that seeks the highest throughput within a latency: it makes a step, watches, and keeps it or takes it
+back."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ LIMITS = {"pace": ("50 ms", "10 s"), "rows_per_epoch": (100, 10_000_000)}
 
 @dataclass(frozen=True)
 class _Tuning:
-    """What is remembered."""
+    """What the controller remembers."""
 
     value: int | None = None
     """Value of the knob in the last epoch."""
@@ -116,7 +117,7 @@ class Pace(Controller):
         return now.value if now.value is not None else min(self.limits[1], max(1, seen.observation.rows_in))
 
     def _judged(self, value: int, latency_ms: float, rate: float, now: _Tuning) -> tuple[Sequence[Proposal], _Tuning]:
-        """What follows from some epochs with the same value."""
+        """The conclusion from some epochs with the same value."""
         low, high = self.limits
         objective_ms = duration(self.latency, "Pace: latency") / 1000
         if now.rate is not None and not now.rate / OTHER_LOAD <= rate <= now.rate * OTHER_LOAD:

@@ -13,7 +13,7 @@ class ProposalOutcome(enum.StrEnum):
     """How a proposal ended, or that it has not."""
 
     ADVISED = "advised"
-    """It was only told: the controller was attached with ``advise=True``."""
+    """It was only recorded: the controller was attached with ``advise=True``."""
     PENDING = "pending"
     """The operation is in progress."""
     APPLIED = "applied"
@@ -43,11 +43,11 @@ class ProposalRecord(msgspec.Struct, frozen=True, kw_only=True):
     proposed_at: float
     """In seconds since 1970."""
     operation: str = ""
-    """What was proposed, in words; empty if the controller failed."""
+    """The proposed operation, in words; empty if the controller failed."""
     reason: str = ""
     """Why, in the controller's words."""
     figures: dict[str, float] = {}
-    """What it saw that led to it."""
+    """The observations that led to it."""
     outcome: ProposalOutcome
     error: str | None = None
     """Why it was refused or failed."""

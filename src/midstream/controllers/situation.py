@@ -25,7 +25,7 @@ class StageLoad:
     """
 
     name: str
-    """As migrations name it: its ``key_by``."""
+    """Its name in migrations: that of its ``key_by``."""
     operators: tuple[str, ...]
     """The operators that run in it."""
     assignment: Assignment

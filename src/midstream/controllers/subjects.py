@@ -1,4 +1,4 @@
-"""What a proposal touches, in which direction, and how to put it into words. Pure."""
+"""The subjects that a proposal touches, in which direction, and its words. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midstream.planner.assignment import Assignment
 __all__ = ["Subject", "is_operation", "subjects_of", "words_of"]
 
 Subject = tuple[str, str]
-"""What is touched: a kind, as in :attr:`.Controller.touches`, and a name."""
+"""Something that can be changed: a kind, as in :attr:`.Controller.touches`, and a name."""
 
 
 def is_operation(found: object) -> bool:
@@ -26,7 +26,8 @@ def is_operation(found: object) -> bool:
 
 
 def subjects_of(operation: Operation, seen: Situation) -> dict[Subject, int]:
-    """What an operation touches, each with the direction of the change: 1 for more, -1 for less, 0 if it has none.
+    """The subjects that an operation touches, each with the direction of the change: 1 for more, -1 for less, 0 if it
+    has none.
 
     >>> from midstream.observation import Observation
     >>> seen = Situation(Observation(flow="f", job="j", epoch=0, revision=1, observed_at=0.0), knobs={"pace": 1000})

@@ -40,7 +40,7 @@ class CardChange:
 
 @dataclass(frozen=True)
 class JobCard:
-    """What a card shows.
+    """The content of a card.
 
     >>> card = JobCard(Graph("fraud", ()), "running", 3, None, (CardChange(2, "applied", "FM", 12.4),))
     >>> "revision 3" in card.to_html() and "12.4 ms" in card.to_html()

@@ -31,7 +31,7 @@ _STYLE = """
 
 @dataclass(frozen=True)
 class StageMoves:
-    """What happens in one stage. ``sizes`` has the bytes of state in each bin, if they are known."""
+    """The moves in one stage. ``sizes`` has the bytes of state in each bin, if they are known."""
 
     name: str
     before: Assignment
@@ -57,14 +57,14 @@ class StageMoves:
 
     @property
     def title(self) -> str:
-        """What happens, in a line."""
+        """The moves, in one line."""
         old, new = self.before.partitions, self.after.partitions
         partitions = f"{new} partitions" if old == new else f"{old} → {new} partitions"
         return f"{self.name}: {self.moved} of {self.after.bins} bins move, {partitions}"
 
 
 def migration_to_text(stages: Sequence[StageMoves]) -> str:
-    """For a terminal: each partition with its bins before and afterwards, and what it gives.
+    """For a terminal: each partition with its bins before and afterwards, and the bins that leave it.
 
     >>> print(migration_to_text([StageMoves("by user", Assignment(1, (0, 0, 0, 0)), Assignment(2, (0, 1, 0, 1)))]))
     by user: 2 of 4 bins move, 1 → 2 partitions

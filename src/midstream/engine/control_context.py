@@ -1,4 +1,4 @@
-"""What a handler of a control operation sees of its operator in a task."""
+"""An operator in a task, as handlers of a control operation see it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ControlContext:
         self.number = number
         """The operation's number; the same in all tasks, and if it is restarted."""
         self.configuration = configuration
-        """What ``prepare`` gave for this operator."""
+        """The configuration that ``prepare`` returned for this operator."""
         self.operator = operator.name
         """The operator's name."""
         self.kind = kind

@@ -95,7 +95,7 @@ class HandlersInTask:
         self._carried: dict[WireId, Any] = {}
         """By wire that passes through this stage: the value to pass on."""
         self._sent: Mapping[str, Any] = {}
-        """By operator: what it sent to those that read it."""
+        """By operator: the value that it sent to its readers."""
         self._result: bytes | None = None
         self.error: str | None = None
         """Why it failed, here or at a sender."""

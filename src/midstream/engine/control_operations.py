@@ -146,7 +146,7 @@ class ControlProgram:
     name: str
     mode: ControlMode
     operators: tuple[str, ...]
-    """Those with a configuration, at which handlers run."""
+    """The operators with a configuration, where handlers run."""
     blob: Blob
     """A pickled tuple: the operation, and the configurations by operator."""
     time_limit_s: float

@@ -1,4 +1,4 @@
-"""What a task is told about a control operation, and what it answers. Parts of messages, without users' code."""
+"""The order that a task gets about a control operation, and its report. Parts of messages, without users' code."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _HEAD = ["dest", "owner", "wire", "revision", "src", "seq", "rows", "kind"]
 
 _NONE = PartitionId(0)
 CONTROL_WIRE = WireId(-1)
-"""In place of a wire, on frames with messages of control operations."""
+"""Used instead of a wire on frames with messages of control operations."""
 
 
 class FrameKind(enum.IntEnum):

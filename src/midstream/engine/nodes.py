@@ -47,7 +47,7 @@ class OperatorNode:
     """The revision of the last rows that it took; initially the task's revision."""
     is_updated: bool = False
     keys: KeySampler | None = None
-    """Of a key_by: looks at the keys of its rows."""
+    """For a key_by: samples the keys of its rows."""
     sample: pa.RecordBatch | None = None
     """The first rows that it took."""
     rows_in: int = 0

@@ -121,7 +121,7 @@ class Aggregator(Protocol):
         """The total of all rows of both."""
 
     def result(self, total: Any) -> Any:
-        """What users see."""
+        """The result that users see."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Aggregation:
     also: tuple[str, ...] = ()
     """More columns that it reads: the time of ``first_by`` and ``last_by``, further ones of ``custom``."""
     fractions: tuple[float, ...] = ()
-    """Which quantiles."""
+    """The quantiles."""
     many: bool = False
     """Whether they were given as a list, so that the result is an array."""
     returns: str = ""

@@ -84,7 +84,7 @@ class DeltaSink:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What tells its table from those of other sinks."""
+        """An identity of its table, to compare it with those of other sinks."""
         return (self.location,)
 
     def owned_by(self, owner: SinkOwner) -> DeltaSink:

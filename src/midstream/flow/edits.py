@@ -255,7 +255,7 @@ def updates_in(edits: Iterable[Edit]) -> tuple[Update, ...]:
 
 
 def reassignments_in(edits: Iterable[Edit]) -> tuple[Reassignment, ...]:
-    """Those edits that change who owns which bin, in order."""
+    """Those edits that change the owners of bins, in order."""
     return tuple(edit for edit in edits if isinstance(edit, Move | Rescale))
 
 

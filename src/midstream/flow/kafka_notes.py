@@ -22,7 +22,7 @@ class EpochNote(msgspec.Struct, frozen=True, omit_defaults=True):
     sink: str
     epoch: Epoch
     run: str = ""
-    """Of a run that begins; empty if the epoch is committed."""
+    """The name of a run that begins; empty if the epoch is committed."""
 
     @property
     def key(self) -> bytes:
@@ -31,7 +31,7 @@ class EpochNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def runs_that_count(notes: Iterable[bytes | str]) -> dict[tuple[str, str, int], str]:
-    """Which run of each committed epoch counts, from the values of all records of an epochs' topic, in their order.
+    """The run of each committed epoch that counts, from the values of all records of an epochs' topic, in their order.
 
     The result has the run by job, sink and epoch. A record of the sink's topic counts if its headers
     ``midstream-job``, ``-sink``, ``-epoch`` and ``-run`` are in it; of several with one ``midstream-position`` as well

@@ -22,7 +22,7 @@ __all__ = ["KNOBS", "Knob", "Unit", "in_words", "knob_value", "knobs_of_tasks", 
 
 
 class Unit(enum.StrEnum):
-    """What the number of a knob counts."""
+    """The unit of a knob's number."""
 
     TIME = "microseconds"
     BYTES = "bytes"

@@ -294,12 +294,12 @@ class DatabaseSink:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What tells its table from those of other sinks."""
+        """An identity of its table, to compare it with those of other sinks."""
         return self.table, self.epochs_table
 
     @property
     def undo_table(self) -> tuple[str, ...]:
-        """Where an upsert keeps what the newest epoch has overwritten."""
+        """The table where an upsert keeps the rows that the newest epoch has overwritten."""
         return (*self.table[:-1], f"{self.table[-1]}_undo")
 
     def owned_by(self, owner: SinkOwner) -> DatabaseSink:

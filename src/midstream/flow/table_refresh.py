@@ -1,4 +1,4 @@
-"""When the table of a lookup is read again while a job runs, and how."""
+"""How often the table of a lookup is read again while a job runs, and how."""
 
 from __future__ import annotations
 

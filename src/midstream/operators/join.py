@@ -237,7 +237,7 @@ class JoinMethods(KeyedRows):
 
 
 def _distances(within: Any, what: str) -> tuple[int | None, int | None]:
-    """How far before and after the left row the right one may be; the second is None if both are the same."""
+    """The largest distances of the right row before and after the left one; the second is None if both are the same."""
     if within is None:
         return None, None
     if not isinstance(within, tuple):

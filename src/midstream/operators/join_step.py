@@ -80,9 +80,9 @@ class _Role:
     keeps: bool
     """Whether its rows without a partner are emitted with nulls."""
     waiting: Namespace
-    """Where such rows wait."""
+    """The namespace where such rows wait."""
     shift: int
-    """From its event times to its instants."""
+    """The shift from its event times to its instants."""
 
 
 class _Side:
@@ -108,7 +108,7 @@ class _Side:
         """The instants up to which earlier epochs have closed panes, and up to which this one does."""
         self.screen = Screen(errors, keys, (time,))
         self.schema = panes.codec.schema
-        """For the stored rows."""
+        """The schema of the stored rows."""
         self.latest = self.panes.latest
         self.arrived = SortedRuns(self.schema)
         self.read = SortedRuns(self.schema)

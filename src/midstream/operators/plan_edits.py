@@ -115,7 +115,7 @@ def _check_functions(edit: Insert, what: str) -> None:
 
 
 def _built(flow: Flow, graph: Graph, edit: Insert, ports: Sequence[Port], what: str) -> tuple[Any, list[Step]]:
-    """What the user's functions return, and the operators that they add to the flow."""
+    """The results of the user's functions, and the operators that they add to the flow."""
     made = None
     try:
         streams = [flow._stream_of(port) for port in ports]

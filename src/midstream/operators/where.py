@@ -26,7 +26,7 @@ class Where(ColumnsSpec):
     condition: str = "TRUE"
 
     def columns_of(self, takes: pa.Schema, what: str) -> Sequence[tuple[str, str]]:
-        """Those of the input."""
+        """The columns of the input."""
         return [(name, name_text(name)) for name in takes.names]
 
     def schema_of(self, takes: pa.Schema, what: str) -> pa.Schema:

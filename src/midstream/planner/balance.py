@@ -1,4 +1,4 @@
-"""Where bins should be: targets for migrations, by the weight of each bin. Pure."""
+"""Targets for migrations: assignments that balance the weights of bins. Pure."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class MergedFlow:
         return tuple(op.name for op in self.graph)
 
     def role(self, name: str) -> str:
-        """What a change of the plan does to an operator of the merged flow, in a word; empty if nothing."""
+        """The effect of a change of the plan on an operator of the merged flow, in a word; empty if there is none."""
         if name in self.old:
             return "removed" if self.old[name] in self.difference.replaced else "before"
         if name in self.difference.removed:
@@ -132,7 +132,7 @@ def _united(before: Graph, after: Graph, old: Mapping[str, str]) -> dict[str, Op
 
 
 def _readers(graph: Graph, name: str) -> set[tuple[Port, str, int]]:
-    """Who reads an operator's outputs; the inputs of a union are all alike."""
+    """The readers of an operator's outputs; the inputs of a union are all alike."""
     return {
         (port, op.name, 0 if op.spec.inputs_are_alike else side)
         for op in graph

@@ -131,7 +131,7 @@ def steps_of(strategy: StepStrategy, moves: Sequence[BinMove], size_of: SizeOf, 
 
 
 BIN_BYTES = 64 * 1024
-"""What a bin costs in addition to its bytes, as bytes: its files are opened, its positions are written."""
+"""The cost of a bin in addition to its bytes, as bytes: its files are opened, its positions are written."""
 GROWTH = 2.0
 """Largest ratio of a step to the one before: what small steps tell need not hold for large ones."""
 

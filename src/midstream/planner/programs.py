@@ -32,7 +32,7 @@ class StateMigration:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """One stage, self-contained. Only who owns which bin is said elsewhere (:mod:`.assignment`).
+    """One stage, self-contained. Only the owners of bins are elsewhere (:mod:`.assignment`).
 
     ``inputs`` are the schemas of the rows each operator takes, one per input; ``event_times`` the columns from which
     the operators' latencies are measured; ``onward`` the wires that the next stage receives or carries.

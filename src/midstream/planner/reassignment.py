@@ -37,7 +37,7 @@ def unique_names(plan: Plan) -> dict[str, StageIndex]:
 
 
 def keyed_stages(plan: Plan) -> dict[str, tuple[StageIndex, ...]]:
-    """By every name that an edit may use for it: stages behind an exchange. A ``key_by`` may lead to several."""
+    """The stages behind an exchange, by every name that an edit may use for them. A ``key_by`` may lead to several."""
     exchanged = set(plan.exchanged)
     found: dict[str, list[StageIndex]] = {}
     for wire in plan.wires:
@@ -133,7 +133,7 @@ def reassigned(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -
 def goal_of(
     plan: Plan, before: Assignments, edits: Sequence[Reassignment], *, or_same: bool = False
 ) -> dict[StageIndex, Assignment]:
-    """As :func:`reassigned`, but only all edits together must change something; or nothing, with ``or_same``."""
+    """Like :func:`reassigned`, but the edits need to change something only together; with ``or_same`` they need not."""
     after = dict(before)
     for edit in edits:
         after = _after(plan, after, edit)

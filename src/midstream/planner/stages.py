@@ -82,7 +82,7 @@ class NumberedWire:
     is_written: bool
     id: WireId
     consumers: tuple[str, ...] = ()
-    """Who reads it; unknown for wires that older versions numbered."""
+    """Its readers; unknown for wires that older versions numbered."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ STEPS_PER_PAUSE = 8
 
 @dataclass
 class StepBudget:
-    """What is known of level and price, and the size of the next step that follows from it.
+    """The known level and price, and the size of the next step that follows from them.
 
     >>> budget = StepBudget(Budget(ms=20.0))
     >>> for load in (1e6, 2e6):
@@ -72,7 +72,7 @@ class StepBudget:
 
     @property
     def ms(self) -> float:
-        """What a step may add to its epoch."""
+        """Milliseconds that a step may add to its epoch."""
         named = SHARE_OF_EPOCH * self._level_ms if self.budget.ms is None else self.budget.ms
         return max(named, LEAST_SHARE_OF_EPOCH * self._level_ms)
 

@@ -20,7 +20,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a step may add to its epoch: milliseconds, or bytes of state that are moved; or both.
+    """The limit of a step: milliseconds that it adds to its epoch, bytes of state that it moves, or both.
 
     Without either, it is a share of the time that epochs take without moves.
     """

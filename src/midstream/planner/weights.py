@@ -28,7 +28,7 @@ Weights = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StageEpoch:
-    """What was measured of one stage in one epoch."""
+    """The measurements of one stage in one epoch."""
 
     assignment: Assignment
     rows: Weights

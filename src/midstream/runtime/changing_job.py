@@ -1,4 +1,4 @@
-"""What users call to change a job: the part of a job that needs no Spark."""
+"""The methods by which users change a job: the part of a job that needs no Spark."""
 
 from __future__ import annotations
 

@@ -65,5 +65,5 @@ class ClaimedSinks:
 
 
 def _tables(graph: Graph) -> dict[str, SinkTable]:
-    """What each file sink of a flow writes."""
+    """The table of each file sink of a flow."""
     return {op.name: op.table for op in graph.of(Sink) if op.table is not None}

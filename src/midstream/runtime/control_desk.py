@@ -212,7 +212,7 @@ class ControlDesk:
         return tuple(orders)
 
     def completed_in(self, commit: Commit) -> dict[int, tuple[ControlReport, ...]]:
-        """What the manifest of an epoch must say: the blocking operations that are complete with it."""
+        """The entries for the manifest of an epoch: the blocking operations that are complete with it."""
         blocking = {each.handle.number for each in self._all() if each.mode is ControlMode.BLOCKING}
         return {number: reports for number, reports in commit.controls.items() if number in blocking}
 

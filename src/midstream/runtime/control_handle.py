@@ -81,7 +81,7 @@ class ControlHandle:
         return self._result
 
     def end(self, record: ControlRecord, result: Any = None, error: str | None = None) -> bool:
-        """It has ended; only the first call counts, and returns True."""
+        """End it; only the first call counts, and returns True."""
         with self._guard:
             if self._ended.is_set():
                 return False

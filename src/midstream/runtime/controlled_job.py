@@ -1,4 +1,4 @@
-"""What users call to run control operations: the part of a job that needs no Spark."""
+"""The methods by which users run control operations: the part of a job that needs no Spark."""
 
 from __future__ import annotations
 

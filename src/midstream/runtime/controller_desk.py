@@ -54,10 +54,10 @@ class Requested:
 
 
 class Steerable(Protocol):
-    """What controllers need of a job."""
+    """The methods of a job that controllers need."""
 
     def situation(self, seen: Observation) -> Situation:
-        """What controllers see after this observation."""
+        """The situation after this observation, as controllers see it."""
 
     def request(self, proposal: Proposal, by: str, note: str) -> Requested:
         """Request an operation; raises an error if it cannot be."""
@@ -149,7 +149,7 @@ class ControllerDesk:
 
     @property
     def controllers(self) -> tuple[ControllerState, ...]:
-        """Those that are attached, in their order."""
+        """The attached controllers, in their order."""
         with self._books:
             return tuple(each.state for each in self._attached.values())
 

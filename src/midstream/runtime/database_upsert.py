@@ -29,7 +29,7 @@ ROW = "midstream_row"
 
 
 class Statements(Protocol):
-    """What an upsert needs of a connection."""
+    """The methods of a connection that an upsert needs."""
 
     def run(self, text: str, *values: Any) -> None:
         """Run a statement."""

@@ -107,7 +107,7 @@ class Driver:
         self.measures = BinMeasures()
         """The weights of the bins of all stages, after the newest epoch of this driver."""
         self.committed: CommittedState | None = None
-        """What the last committed epoch left; known once the runtime begins its first epoch."""
+        """The state after the last committed epoch; known once the runtime begins its first epoch."""
         self._sources = changes.configuration.graph.sources
         """The sources whose progress is known: their event times lead to the watermark."""
         self.placement = Placement()
@@ -489,7 +489,7 @@ class Driver:
         return self._open is not None
 
     def tell(self, event: Event) -> None:
-        """Have the coordinator handle an event, and do what follows."""
+        """Have the coordinator handle an event, and carry out its instructions."""
         self.hear(self._control.tell(event))
 
     def wall(self) -> float:

@@ -1,4 +1,4 @@
-"""What users call to move and rescale keyed state: the part of a job that needs no Spark."""
+"""The methods by which users move and rescale keyed state: the part of a job that needs no Spark."""
 
 from __future__ import annotations
 
@@ -121,8 +121,7 @@ class MigratingJob(ABC):
         return self._migrating.freeze(epochs)
 
     def assignment(self) -> tuple[StageShares, ...]:
-        """Which partition owns which bin, for each stage behind an exchange, and the rows, work and state of each
-        partition."""
+        """The owner of each bin, for each stage behind an exchange, and the rows, work and state of each partition."""
         return self._migrating.shares()
 
     @property

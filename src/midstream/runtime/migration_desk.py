@@ -84,7 +84,7 @@ class MigrationDesk:
         return migration
 
     def explain(self, request: MigrationRequest) -> MigrationExplanation:
-        """What a migration would do if it were requested now. Makes the same checks."""
+        """Explain a migration as if it were requested now. Makes the same checks."""
         driver = self._driver
         with self._lock:
             driver.require_not_stopping()
@@ -144,7 +144,7 @@ class MigrationDesk:
 
     @property
     def pending(self) -> tuple[Migration, ...]:
-        """Those that have not ended: the one that is running, then those that wait."""
+        """The migrations that have not ended: the running one, then those that wait."""
         with self._lock:
             return self._driver.migrations.schedule.pending
 
@@ -180,6 +180,6 @@ class MigrationDesk:
         return tuple(found)
 
     def _places(self) -> Mapping[StageIndex, Mapping[int, str]]:
-        """Where partitions run, as far as that is known."""
+        """The executors of partitions, as far as they are known."""
         found = self._driver.placement.places or {}
         return {stage: {int(number): str(at) for number, at in places.items()} for stage, places in found.items()}

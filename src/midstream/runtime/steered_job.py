@@ -1,4 +1,4 @@
-"""What users call to have controllers look after a job: the part of a job that needs no Spark."""
+"""The methods by which users let controllers look after a job: the part of a job that needs no Spark."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Switching:
     # ── the rule ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, place: Place) -> InputPosition | None:
-        """Where an attempt that starts now switches."""
+        """The switch point for an attempt that starts now."""
         heads = self.begun.heads.get(place[0])
         point = self._points.setdefault(place, None if place in self._started_before else {}) if heads else None
         if heads is not None and point is None and place not in self._over:

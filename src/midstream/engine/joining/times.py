@@ -55,9 +55,9 @@ class Nearness:
     grid: int
     """Instants are multiples of this: the size of a window, or 1."""
     shift: int = 0
-    """From the event time of a left row to its instant."""
+    """The distance from the event time of a left row to its instant."""
     alignment: Alignment | None = None
-    """Of windows; their starts are aligned times."""
+    """The alignment of windows, whose starts are aligned times; None without windows."""
 
     @classmethod
     def of(cls, window: Window | None, before_us: int | None, after_us: int | None) -> Nearness:

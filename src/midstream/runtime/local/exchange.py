@@ -23,7 +23,7 @@ class StageInput(Protocol):
         """The number of partitions of the stage."""
 
     def of(self, partition: int) -> Sequence[pa.RecordBatch]:
-        """What an attempt that starts now reads."""
+        """The input of an attempt that starts now."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Exchanged:
         return self._partitions
 
     def of(self, partition: int) -> Sequence[pa.RecordBatch]:
-        """What an attempt that starts now reads."""
+        """The input of an attempt that starts now."""
         return self._sorted.partitions[partition]
 
     def some_sender(self) -> int:

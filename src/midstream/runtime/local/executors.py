@@ -21,7 +21,7 @@ __all__ = ["LocalExecutor", "LocalExecutors", "check_executors"]
 
 @dataclass
 class LocalExecutor:
-    """What the tasks of one executor share."""
+    """An executor: the things that its tasks share."""
 
     name: ExecutorId
     state: StateAccess
@@ -60,7 +60,7 @@ class LocalExecutors:
 
     @property
     def names(self) -> frozenset[ExecutorId]:
-        """Those that are alive."""
+        """The names of the living executors."""
         return frozenset(each.name for each in self.all)
 
     def add(self) -> LocalExecutor:
@@ -91,7 +91,7 @@ class LocalExecutors:
         return home
 
     def propose(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Where partitions would be, chosen anew: as evenly as possible."""
+        """Choose new places for partitions, as evenly as possible."""
         spread = [self.all[number % len(self.all)] for number in range(partitions)]
         self._rng.shuffle(spread)
         self._proposed[partitions] = spread

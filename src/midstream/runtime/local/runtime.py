@@ -221,7 +221,7 @@ class _Runtime:
         self._switches: dict[bytes, Switch] = {}
         self._handles: dict[bytes, list[ControlOrder]] = {}
         self._workers: dict[bytes, LocalExecutor] = {}
-        """By address of a worker: where it is."""
+        """The executor of each worker, by the worker's address."""
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()

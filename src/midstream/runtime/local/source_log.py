@@ -30,7 +30,7 @@ class SourceLog:
         self._read: dict[Epoch, dict[str, int]] = {}
         """By epoch: how many of its own epochs each source has given by the end of it."""
         self._kept: dict[str, bytes] = {}
-        """How far sources that have gone were read, as files."""
+        """The positions of sources that were removed, as files."""
         self._cuts: dict[str, tuple[object, list[LocalData]]] = {}
         """By source: what it reads, and its epochs."""
 
