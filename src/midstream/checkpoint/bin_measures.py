@@ -37,7 +37,7 @@ class BinMeasures:
         assignments: Assignments,
         seconds: float,
     ) -> BinMeasures:
-        """The measures after an epoch that took so long; ``committed`` is the state after it."""
+        """The measures after an epoch of this length; ``committed`` is the state after it."""
         nbytes = {
             name: self._bytes_after(lineage, commit.states.get(name, ()))
             for name, lineage in committed.lineages.items()

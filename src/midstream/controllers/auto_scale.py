@@ -220,7 +220,7 @@ class AutoScale(Controller):
         return (proposal,), replace(now, samples={}, for_latency=for_latency)
 
     def _executors_for(self, seen: Situation, now: _Scaling, partitions: int) -> int | None:
-        """How many executors so many partitions need, if there are fewer and they can be asked for."""
+        """The number of executors that this many partitions need, if there are fewer and more can be requested."""
         if self.executors is None or not seen.can_ask_for_executors or not seen.executors:
             return None
         low, high = self.executors

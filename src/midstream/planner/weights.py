@@ -71,7 +71,7 @@ class StageWeights:
         return cls(nothing, nothing, nothing, nothing)
 
     def after(self, epoch: StageEpoch, seconds: float) -> StageWeights:
-        """The weights after an epoch that took so long."""
+        """The weights after an epoch of this length."""
         seconds = max(seconds, _LEAST_S)
         kept = self.seconds * 0.5 ** (seconds / HALF_LIFE_S)
         total = kept + seconds

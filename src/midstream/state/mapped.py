@@ -39,7 +39,7 @@ FORMAT = 1
 FIRST_SIZE = 16 << 20
 MAX_READERS = 1024
 ROOM_BESIDE = 64 << 20
-"""A copy leaves so much of the disk to everybody else."""
+"""Free space that a copy leaves on the disk for others."""
 _PAGE = 1 << 20  # map sizes are multiples of this
 _T = TypeVar("_T")
 

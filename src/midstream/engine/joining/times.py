@@ -74,7 +74,7 @@ class Nearness:
         return cls(0, window.size_us, window.size_us, alignment=window.alignment)
 
     def instants(self, times: npt.NDArray[np.int64], shift: int) -> npt.NDArray[np.int64]:
-        """The instants of rows with these event times, on a side whose instants are shifted so far."""
+        """The instants of rows with these event times, on a side whose instants are shifted by ``shift``."""
         aligned = times if self.alignment is None else self.alignment.aligned(times)
         return aligned + shift if self.grid == 1 else aligned // self.grid * self.grid
 
@@ -83,13 +83,13 @@ class Nearness:
         return instants if self.alignment is None else self.alignment.moments(instants)
 
     def late_below(self, watermark: int, shift: int = 0) -> int:
-        """Rows with instants below this are late, on a side whose instants are shifted so far."""
+        """Rows with instants below this are late, on a side whose instants are shifted by ``shift``."""
         if self.alignment is not None:
             watermark = self.alignment.aligned_one(watermark)
         return watermark // self.grid * self.grid + shift
 
     def over_below(self, watermark: int, others_shift: int = 0) -> int:
-        """Rows with instants below this get no more partners from a side whose instants are shifted so far."""
+        """Rows with instants below this get no more partners from a side whose instants are shifted by this."""
         return self.late_below(watermark, others_shift) - self.reach
 
     def forgotten_below(self, watermark: int, others_shift: int = 0) -> int:
