@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from midstream.control.coordinator import Coordinator
@@ -249,6 +250,26 @@ def test_after_an_error_is_reported_the_next_message_is_served(world: World):
     assert report.error is not None
     assert "is missing from" in report.error
     path.write_bytes(data)
+    world.prefetcher.take(world.message(3))
+    assert [(each.bins, each.error) for each in world.work()] == [((3, 5), None)]
+
+
+@pytest.mark.parametrize("what", ["prefetch", "drop", "has"])
+def test_an_unknown_error_of_the_database_does_not_end_the_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+):
+    def fail(*_: object) -> None:
+        raise lmdb.DiskError("no")
+
+    world.prefetcher.take(world.message(2))
+    world.work()
+    with monkeypatch.context() as patch:
+        patch.setattr(StateAccess, what, fail)
+        world.prefetcher.take(world.message(3))
+        world.prefetcher.free(world.lineages[4], [BinId(7)])
+        errors = [each.error for each in world.work()]
+    assert errors == {"prefetch": ["DiskError: no"], "drop": [None], "has": []}[what]
+    assert [each.levelname for each in caplog.records] == ([] if what == "prefetch" else ["WARNING"])
     world.prefetcher.take(world.message(3))
     assert [(each.bins, each.error) for each in world.work()] == [((3, 5), None)]
 

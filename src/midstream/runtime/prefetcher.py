@@ -111,6 +111,10 @@ class Prefetcher:
                 if done.value is not None:
                     report: Prefetched = done.value
                     return report
+            except Exception:  # the thread must live: nobody would load or free anything any more
+                self._work = None
+                _log.warning("what an executor loads ahead, or frees, is left to its tasks", exc_info=True)
+                return _FREED
         return None
 
     def _next(self) -> Generator[Portion, None, Prefetched | None] | None:
@@ -136,7 +140,7 @@ class Prefetcher:
                     yield Portion(read, message.bytes_per_s)
                     if self._is_replaced(message):
                         break
-        except (MidstreamError, OSError) as found:
+        except Exception as found:  # nothing depends on it but time
             error = f"{type(found).__name__}: {found}"
         return Prefetched(
             self._worker,
@@ -159,7 +163,7 @@ class Prefetcher:
                 self._state.drop(lineage, (number,))
                 if is_last:  # of several bins: what is left moves to a smaller file only once
                     self._state.compact(lineage)
-            except (MidstreamError, OSError) as error:  # it costs disk, and nothing else
+            except Exception as error:  # it costs disk, and nothing else
                 _log.warning("bin %s of %r, which no partition here owns, stays: %s", number, lineage.operator, error)
             yield _FREED
 
