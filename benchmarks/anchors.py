@@ -1,4 +1,4 @@
-"""What it costs that partitions stick to executors: an exchange that is joined with an anchor, against a plain one.
+"""The cost of partitions that stick to executors: an exchange that is joined with an anchor, against a plain one.
 
 In turn, on a cluster of two executors on one machine: rows are exchanged, sorted as frames are, and read by Python.
 Small exchanges show the cost of planning, large ones that of the join.

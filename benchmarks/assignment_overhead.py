@@ -1,4 +1,4 @@
-"""What it costs that owners of bins are data. Without Spark.
+"""The cost of owners of bins as data. Without Spark.
 
 Tasks that look up owners are compared with tasks that take a remainder. The baseline is what a job could do whose bins
 never move: the partition is the remainder of the bin, and nobody counts the rows of bins. The sender alone does next to

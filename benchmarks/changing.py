@@ -238,7 +238,7 @@ class Changer:
         self._versions: Counter[str] = Counter()
 
     def make(self, updated: tuple[str, ...], scheduler: str) -> Made:
-        """Make a change now, in the midst of the epoch that has just begun, and wait until it is applied."""
+        """Make a change now, in the middle of the epoch that has just begun, and wait until it is applied."""
         # Tables have two versions, and sets of operators overlap: each operator goes to its own next version.
         updates = [each for name in updated for each in self._workload.updates([name], self._next_version(name))]
         time.sleep(self._moment(scheduler) * self.epoch_s)

@@ -1,4 +1,4 @@
-"""What control operations cost a job, and how long they take: Chi's figure 8, on the Yahoo streaming benchmark.
+"""The cost of control operations for a job, and how long they take: Chi's figure 8, on the Yahoo streaming benchmark.
 
 One job runs at a share of what it can at most. In stretches that take turns, operations without handlers of their
 own (every operator takes part) come at a rate, or none do. Compared are the epochs of both kinds: how long they

@@ -1,4 +1,4 @@
-"""What a control operation costs in machine time, where it costs something: in a task, and on the coordinator.
+"""The machine time of a control operation where it takes some: in a task, and on the coordinator.
 
 CPU time, so that other work on the machine hardly shows. A task is the first stage of a small flow: rows with a key,
 sent to eight partitions. It takes part in no operation, in one, and in a hundred at once; the difference is what an

@@ -1,4 +1,4 @@
-"""What it costs an epoch to survive a loss of power: small epochs, with syncing and without, in turns.
+"""The cost for an epoch of surviving a loss of power: small epochs, with syncing and without, in turns.
 
 The flow keeps state in two operators, so that an epoch writes a manifest and, with each task, two files of state. Its
 epochs are small: what syncing adds does not depend on the rows, so this is where it weighs most. The checkpoint lies in

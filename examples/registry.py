@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """What lies in the registry: a weight, and from which score on a payment is an alert."""
+    """The content of the registry: a weight, and the score from which a payment is an alert."""
 
     weight: float
     limit: float
@@ -72,7 +72,7 @@ class Judge:
 
 
 class Follower:
-    """Looks where the alias is, and brings a running job there. A tag of the version says how that went.
+    """Watches the alias, and brings a running job to its version. A tag of the version says how that went.
 
     ``look`` is one look, so that a webhook of the registry can make it as well as :meth:`follow`.
     """
@@ -88,7 +88,7 @@ class Follower:
         version = int(found.version)
         if version == self._seen:
             return
-        self._seen = version  # one that did not come to stay is not tried again
+        self._seen = version  # a version that was rolled back is not tried again
         try:
             model = load(found)
             edits = [Update("score", Score(model, version)), Update("judge", Judge(model, version))]
@@ -121,7 +121,7 @@ def publish(registry: Any, folder: Path, model: Model) -> int:
 
 def opened(folder: Path) -> Any:
     """A registry in a folder. A server's address works as well, and is what a team has."""
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # its makers would rather have a database by now
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow prefers a database by now
     from mlflow import MlflowClient
 
     place = folder.as_uri()

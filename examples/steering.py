@@ -3,8 +3,8 @@
 python steering.py
 
 Orders come four times as fast after a few seconds. ``ByRate`` looks at the job after each epoch and proposes as many
-partitions as the rate calls for, once three epochs agree; ``Pace`` only advises. At the end, what each has proposed is
-printed, with its reason and what came of it. Ready-made policies and the same from the shell:
+partitions as the rate calls for, once three epochs agree; ``Pace`` only advises. At the end, the proposals of each are
+printed, with their reasons and outcomes. Ready-made policies and the same from the shell:
 
 midstream run steering.py:flow --serve
 midstream attach orders AutoScale --set 'between=(1, 4)'
@@ -43,7 +43,7 @@ SURGE = Step(((0, 800), (4, 3_200)))
 
 @dataclass(frozen=True)
 class ByRate(Controller):
-    """A partition for each so many rows per second."""
+    """One partition for every so many rows per second."""
 
     rows_per_s: float = 1_000.0
     most: int = 4

@@ -1,4 +1,4 @@
-"""What a run of the demo came to: how fast, how late, and how many of the frauds were caught."""
+"""The results of a run of the demo: how fast, how late, and how many of the frauds were caught."""
 
 from __future__ import annotations
 

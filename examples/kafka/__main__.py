@@ -68,7 +68,7 @@ def orders(first: int, count: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def feed(started: Broker, until: threading.Event) -> None:
-    """Write orders, portion by portion, until there are enough and nobody waits for more."""
+    """Write orders, portion by portion, until there are enough and no reader waits for more."""
     written = 0
     while written < ORDERS or not until.is_set():
         started.produce("orders", orders(written, 100))

@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs before they start."""
+"""Ports for servers that must know theirs before they start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Neighbouring ports of this machine on which nobody listens.
+    """Neighbouring free ports of this machine.
 
     They lie below those that the kernel gives to outgoing connections. One of these would be free now, and taken a
     moment later, when the server has come so far.

@@ -52,7 +52,7 @@ def follow(job: Job, orders: int, console: Console, shown: int = -1) -> int:
 
 
 def report(totals: Sequence[dict[str, Any]], balances: dict[str, int], console: Console) -> int:
-    """What became of the orders, and whether the accounts hold what was paid in."""
+    """Print the outcomes of the orders, and whether the accounts hold what was paid in."""
     latest = {(row["kind"], row["outcome"]): row for row in totals}
     table = Table("order", "outcome", "orders", "EUR")
     for (kind, outcome), row in sorted(latest.items()):
