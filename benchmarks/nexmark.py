@@ -61,7 +61,7 @@ class Size:
 
 FULL, QUICK = Size(500_000, 50_000, 5, 2), Size(20_000, 4_000, 3, 1)
 SPARE = 2
-"""More epochs than are measured: a job is stopped in the midst of one."""
+"""More epochs than are measured: a job is stopped in the middle of one."""
 FLINK_RUNS = (1, 3)
 """Epochs of events in each of PyFlink's runs."""
 PARQUET, CSV = "parquet", "csv"

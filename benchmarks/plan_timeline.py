@@ -73,7 +73,7 @@ class Event:
     delay_ms: float | None = None
     """The same from when it was checked and stored."""
     met_tasks: bool = False
-    """Whether tasks switched in the midst of their work. Otherwise there was nobody to wait for but the epoch."""
+    """Whether tasks switched in the middle of their work. Otherwise there was nobody to wait for but the epoch."""
 
 
 @dataclass

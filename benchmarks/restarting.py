@@ -60,7 +60,7 @@ def flow(rows: int, file: str) -> Flow:
 
 
 def restart(spark: SparkSession, rows: int, epoch_s: float) -> Restarted:
-    """Stop and start the query in the same driver, in the midst of an epoch."""
+    """Stop and start the query in the same driver, in the middle of an epoch."""
 
     def again(checkpoint: str, file: str) -> None:
         with flow(rows, file).start(spark, checkpoint=checkpoint, partitions=CORES) as job:

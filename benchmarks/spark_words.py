@@ -3,7 +3,7 @@
 The operator is `groupBy().count()`, compiled code of the JVM, on RocksDB with a changelog: the fastest that Spark has.
 Its number of partitions is fixed in the checkpoint. Spark 4.3 can rewrite the state for another number while the query
 is stopped (SPARK-54345); PySpark has that as ``spark._streamingCheckpointManager``, which is not public yet. A query
-under load is stopped in the midst of an epoch, so the check that the last one is committed has to be skipped.
+under load is stopped in the middle of an epoch, so the check that the last one is committed has to be skipped.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SparkWords:
         self._query = self._start(load)
 
     def stop(self) -> None:
-        """Stop it, as a user would: in the midst of an epoch."""
+        """Stop it, as a user would: in the middle of an epoch."""
         assert self._query is not None
         self._query.stop()
         self.look()

@@ -76,7 +76,7 @@ def test_rows_meet_both_versions_or_none_and_are_counted_once(scheduler: str, tm
             user: len(found) for user, found in numbers.items()
         }
         assert sum(row["fm"] for row in totals) == sum(row["fm"] for row in rows)
-    assert seen == {1, 2}, "no seed changed in the midst of the rows"
+    assert seen == {1, 2}, "no seed changed in the middle of the rows"
 
 
 def test_an_update_of_one_operator_between_key_and_state(tmp_path: Path):
