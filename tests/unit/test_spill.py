@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from midstream.data.times import EpochTimes
 from midstream.errors import StateError
 from midstream.ids import BinId, Epoch, PartitionId, Revision, Run
+from midstream.state import keeper as keeper_module
 from midstream.state import spill as spill_module
 from midstream.state import task as task_module
 from midstream.state.access import mapped_bytes, resident_bytes
@@ -149,6 +150,27 @@ def test_the_same_keys_again_and_again_stay_in_memory(tmp_path: Path, monkeypatc
         for _ in range(100):
             state.put_many([key(n) for n in range(10)], [b"x"] * 10)
         assert state._spill is None
+    base.close()
+
+
+@pytest.mark.parametrize(("keys", "written"), [(100, range(1, 4)), (250, range(1, 8)), (2_000, range(300, 400))])
+def test_handles_of_keys_that_come_again_and_again_are_kept_if_they_are_not_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: int, written: range
+) -> None:
+    monkeypatch.setattr(keeper_module, "HELD_BYTES", 20_000)  # 50 handles without values
+    base = Base(str(tmp_path / "base"), "count", StateFiles(str(tmp_path / "checkpoint")))
+    with TaskState(base, Lineage.start("count"), ALL) as state:
+        keeper, writes = HandleKeeper("process 'count'", state, ObjectCodec("count"), times=EpochTimes(0, None)), 0
+        for start in range(0, 20_000, 20):
+            held = len(keeper._handles)
+            keeper.relieve(Revision(0))
+            writes += len(keeper._handles) < held
+            for handle in keeper.handles([key(number % keys) for number in range(start, start + 20)]):
+                handle.set(handle.get(0) + 1)
+        assert writes in written
+        assert keeper._held_bytes < 10 * 20_000
+        keeper.write(Revision(0))
+        assert [each.get() for each in keeper.handles([key(n) for n in range(keys)])] == [20_000 // keys] * keys
     base.close()
 
 

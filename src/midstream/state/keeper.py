@@ -22,6 +22,10 @@ _VIEWS = (Namespace.LIST, Namespace.MAP)
 
 HELD_BYTES = 32 << 20
 """Handles that a task keeps between slices for each of its operators, about."""
+MOST_HELD = 8
+"""Up to so many times as much, where the same keys come again and again: each time they would be written and read."""
+_WATCHED = 4096
+"""Keys that are looked at to see whether they come again."""
 _HANDLE_BYTES = 400
 """Approximate size in bytes of a handle without its value."""
 
@@ -67,6 +71,11 @@ class HandleKeeper:
         self.undo = undo
         self._handles: dict[bytes, State] = {}
         self._held_bytes = 0
+        self._held_limit = HELD_BYTES
+        self._watched: set[bytes] = set()
+        """The first keys of this epoch."""
+        self._again = 0
+        """How many of these were loaded again, since handles were forgotten last."""
         self._due: list[tuple[int, bytes, Namespace]] = []  # a heap, only while timers fire
         if ttl_us is not None:
             self._forget_expired()
@@ -81,6 +90,8 @@ class HandleKeeper:
         known = self._handles
         new = [key for key in keys if key not in known]
         if new:
+            self._again += len(self._watched.intersection(new))
+            self._watched.update(new[: max(0, _WATCHED - len(self._watched))])
             data = self._task.get_many(new)
             self._held_bytes += _HANDLE_BYTES * len(new) + sum(map(len, filter(None, data)))
             values = self._codec.decode_many(data, new)
@@ -101,9 +112,17 @@ class HandleKeeper:
         return found
 
     def relieve(self, revision: Revision) -> None:
-        """Write all changes and forget the handles, if there are many. No function may be using one."""
-        if self._held_bytes > HELD_BYTES:
+        """Write all changes and forget the handles, if there are many. No function may be using one.
+
+        More of them are kept if so many keys have come again that all of them would fit.
+        """
+        if self._held_bytes <= self._held_limit:
+            return
+        if MOST_HELD * self._again >= len(self._watched) and self._held_limit < MOST_HELD * HELD_BYTES:
+            self._held_limit *= 2
+        else:
             self.write(revision)
+            self._again = 0
 
     def due_timers(self) -> Iterator[tuple[bytes, int]]:
         """Timers that are due, in order of time; each is deleted as it is returned.
