@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from midstream import AutoScale, Balance, Controller, Pace, Proposal, Rebalance, Rescale, Situation, Tune
-from midstream.controllers.arbiter import HOLD, REST
+from midstream.controllers.arbiter import HOLD, MOST_TURNS, REST, TURNS_WITHIN
 from midstream.controllers.proposal_records import ProposalOutcome
 from midstream.planner.balance import balanced, imbalance
 from tests.plants import BINS, PacePlant, Plant, ScalePlant, steer, uneven
@@ -33,6 +33,11 @@ def swings(settings: Sequence[Any]) -> int:
     """How often the direction of a setting turned."""
     steps = [later - earlier for earlier, later in pairwise(settings) if later != earlier]
     return sum(1 for one, other in pairwise(steps) if one * other < 0)
+
+
+def turns_within(settings: Sequence[Any], epochs: int) -> int:
+    """The most turns within so many epochs."""
+    return max(swings(settings[start : start + epochs]) for start in range(len(settings) - epochs + 1))
 
 
 def found(plant: Plant, best: range, within: int) -> bool:
@@ -215,12 +220,28 @@ class NaivePace(Controller):
         return [Proposal(Tune(pace=round(now * factor)), "now")], None
 
 
-def test_a_naive_pace_oscillates_until_it_is_stopped() -> None:
+def test_a_naive_pace_oscillates_and_is_held_back() -> None:
     plant = PacePlant(60_000)
     desk = steer(plant, [NaivePace()], 250)
     assert swings(plant.settings) > 2
-    [state] = desk.controllers
-    assert "it contradicts itself: it turned knob pace back 6 times" in (state.stopped or "")
+    assert turns_within(plant.settings, TURNS_WITHIN) == MOST_TURNS
+    assert any(
+        "it contradicts itself: it turned knob pace back 6 times" in (each.error or "") for each in desk.proposals()
+    )
+
+
+@pytest.mark.parametrize("period", [7, 15, 20, 30, 50])
+def test_a_load_that_comes_and_goes_stops_no_controller_and_is_followed_for_good(period: int) -> None:
+    def is_high(epoch: int) -> bool:
+        return epoch // period % 2 == 1
+
+    paced = PacePlant(100_000, rate=lambda epoch: 1500.0 if is_high(epoch) else 1000.0)
+    scaled = ScalePlant(lambda epoch: 3.0 if is_high(epoch) else 1.2, 2)
+    for plant, policy in ((paced, Pace(latency="1 s")), (scaled, AutoScale())):
+        [state] = steer(plant, [policy], 1000).controllers
+        assert state.stopped is None
+        assert turns_within(plant.settings, TURNS_WITHIN) <= MOST_TURNS
+    assert max(scaled.settings[-4 * period :]) >= 5, "as the high load calls for"
 
 
 # ── several at once ───────────────────────────────────────────────────────────────────────────────────────────────

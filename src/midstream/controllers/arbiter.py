@@ -8,7 +8,8 @@ attached. The rules:
    it belongs to that controller: another one's proposal for the same subject is refused.
 3. A controller that makes two proposals for one subject at once, or more than a few proposals at once, gets none of
    them.
-4. A controller that reverses its own changes again and again is stopped: it contradicts itself over time.
+4. A controller reverses its own changes a few times within some epochs at most. More would contradict itself over time;
+   it is not stopped, because the load may be what turns.
 5. A proposal that has failed is tried again ever more rarely, because each attempt is in the job's history for good and
    may have cost an epoch. That ends when it succeeds.
 """
@@ -34,7 +35,7 @@ HOLD = 12
 MOST_AT_ONCE = 8
 """Most proposals of one controller for one epoch; more are a flood."""
 MOST_TURNS, TURNS_WITHIN = 6, 100
-"""A controller that reverses a subject this many times within this many epochs is stopped."""
+"""A controller reverses a subject at most this many times within this many epochs."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ class Arbiter:
                 )
             if passed < REST:
                 return f"{_described(kind, name)} rests for {REST - passed} more epochs after {claim.operation!r}"
+            turns = [each for each in self.turns.get((controller, subject), ()) if epoch - each < TURNS_WITHIN]
+            if claim.controller == controller and claim.direction * direction < 0 and len(turns) >= MOST_TURNS:
+                return (
+                    f"it contradicts itself: it turned {_described(kind, name)} back {len(turns)} times within "
+                    f"{TURNS_WITHIN} epochs; it can do so again in {turns[0] + TURNS_WITHIN - epoch} epochs"
+                )
         return None
 
     def after(self, controller: str, proposal: Proposal, seen: Situation) -> Arbiter:
@@ -142,16 +149,6 @@ class Arbiter:
                 before = found.get((controller, subject))
                 found[controller, subject] = _Failures(1 if before is None else before.count + 1, epoch)
         return found
-
-    def contradiction(self, controller: str) -> str | None:
-        """Why a controller is stopped, if it reversed itself too often."""
-        for (name, (kind, subject)), epochs in self.turns.items():
-            if name == controller and len(epochs) >= MOST_TURNS:
-                return (
-                    f"it contradicts itself: it turned {_described(kind, subject)} back {len(epochs)} times within "
-                    f"{epochs[-1] - epochs[0] + 1} epochs"
-                )
-        return None
 
     def forgotten(self, controller: str) -> Arbiter:
         """A controller is gone; another one of its name begins anew. What it has changed still rests."""

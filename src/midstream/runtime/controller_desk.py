@@ -259,11 +259,6 @@ class ControllerDesk:
         if attached.state.advises:
             self._note(attached, situation, ProposalOutcome.ADVISED, proposal)
             return
-        turned = self._arbiter.after(name, proposal, situation)
-        if (contradiction := turned.contradiction(name)) is not None:
-            self._note(attached, situation, ProposalOutcome.REFUSED, proposal, error=contradiction)
-            self._stop(attached, contradiction)
-            return
         try:
             requested = self._job.request(proposal, f"controller {name}", proposal.reason[:LONGEST])
         except Exception as error:  # the job is as it was
