@@ -201,6 +201,24 @@ def test_pace_follows_another_load(seed: int) -> None:
     assert sum(each > 1000 for each in plant.latencies[170:]) <= 20
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pace_comes_back_from_a_disturbance(seed: int) -> None:
+    plant = PacePlant(100_000, slope=lambda epoch: 3.6 if 100 <= epoch < 160 else 1.2, seed=seed)
+    steer(plant, [Pace(latency="1 s")], 700)
+    assert min(plant.settings[130:160]) <= plant.best(1000) / 2, "rows were three times as old"
+    assert plant.best(1000) / 1.5 / 1.1 <= plant.settings[-1] <= plant.best(1000)
+
+
+def test_pace_tries_ever_more_rarely_what_has_missed() -> None:
+    plant = PacePlant(100_000)
+    steer(plant, [Pace(latency="1 s")], 2_500)
+    tries = [epoch for epoch in plant.changes if plant.settings[epoch] > plant.best(1000)]
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert len(waits) == 3
+    assert all(later > 1.8 * earlier for earlier, later in pairwise(waits))
+    assert sum(each > 1000 for each in plant.latencies) <= 0.02 * len(plant.latencies)
+
+
 def test_pace_keeps_its_limits() -> None:
     plant = PacePlant(100_000, floor_ms=2000.0)
     steer(plant, [Pace(latency="1 s", between=("80 ms", "1 s"))], 100)

@@ -25,6 +25,9 @@ ROOM = 0.9
 """Another step is made only below this share of the objective, so that varying latency does not exceed it at once."""
 OTHER_LOAD = 1.3
 """What was learnt is forgotten once the rows per second have changed by this factor."""
+TRIED_AGAIN_AFTER, LONGEST = 50, 1600
+"""Looks after which a value that missed the objective is tried again, as a disturbance may have been the reason; each
+time that it misses again, twice as many, up to the longest."""
 LIMITS = {"pace": ("50 ms", "10 s"), "rows_per_epoch": (100, 10_000_000)}
 """By knob: the values between which it is tuned by default."""
 
@@ -44,6 +47,11 @@ class _Tuning:
     """The smallest value that missed it."""
     rate: float | None = None
     """Rows per second when that was learnt."""
+    patience: int = TRIED_AGAIN_AFTER
+    left: int = 0
+    """Looks until ``bad`` is forgotten."""
+    is_trying: bool = False
+    """Whether it has just been forgotten."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Pace(Controller):
     """Epochs as long, or as large, as the latency allows: the longer they are, the less they cost.
 
     It makes one step, watches a few epochs, and continues; a step that misses the objective is taken back and
-    remembered until the load has changed.
+    remembered until the load has changed, or for some time: then it is tried again, ever more rarely.
 
     :param latency: the 95th percentile of the age of rows to keep to.
     :param knob: ``"pace"``, the least time from one epoch to the next, or ``"rows_per_epoch"``.
@@ -116,21 +124,36 @@ class Pace(Controller):
             return value
         return now.value if now.value is not None else min(self.limits[1], max(1, seen.observation.rows_in))
 
+    @staticmethod
+    def _met(value: int, now: _Tuning) -> _Tuning:
+        """A value has met the objective. Now and then a larger one that did not is tried again."""
+        if now.is_trying:
+            now = replace(now, patience=TRIED_AGAIN_AFTER, is_trying=False)
+        is_due = now.bad is not None and now.left <= 1
+        return replace(
+            now,
+            good=max(value, now.good or 0),
+            bad=None if is_due else now.bad,
+            left=now.left - 1,
+            is_trying=is_due,
+        )
+
     def _judged(self, value: int, latency_ms: float, rate: float, now: _Tuning) -> tuple[Sequence[Proposal], _Tuning]:
         """The conclusion from some epochs with the same value."""
         low, high = self.limits
         objective_ms = duration(self.latency, "Pace: latency") / 1000
         if now.rate is not None and not now.rate / OTHER_LOAD <= rate <= now.rate * OTHER_LOAD:
-            now = replace(now, good=None, bad=None, rate=None)
+            now = replace(now, good=None, bad=None, rate=None, patience=TRIED_AGAIN_AFTER, is_trying=False)
         now = replace(now, latencies=(), rates=(), rate=rate if now.rate is None else now.rate)
         if latency_ms > objective_ms:
             known = now.good if now.good is not None and now.good < value else None
             wanted = max(low, round(value / self.step)) if known is None else known
-            now = replace(now, bad=value, good=known)
+            patience = min(LONGEST, 2 * now.patience) if now.is_trying else now.patience
+            now = replace(now, bad=value, good=known, patience=patience, left=patience, is_trying=False)
             why = "back to what met the objective" if known else "smaller"
         else:
             wanted = min(high, max(low, round(value * self.step)))
-            now = replace(now, good=max(value, now.good or 0))
+            now = self._met(value, now)
             if latency_ms > ROOM * objective_ms or (now.bad is not None and wanted >= now.bad):
                 wanted = value
             why = "there is room"
