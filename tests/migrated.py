@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,9 +17,12 @@ from midstream.checkpoint.change_records import ChangeRecord
 from midstream.control.placement import ExecutorShare
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.engine.clock import ManualClock
+from midstream.errors import MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.knobs import KNOBS
+from midstream.flow.model import Graph
 from midstream.ids import Epoch, StageIndex
+from midstream.observation import Observation
 from midstream.planner.assignment import Assignment
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.control_desk import ControlDesk
@@ -61,6 +64,9 @@ class SteppedJob(SteeredJob):
         self.epoch = runtime._found
         self._rows = list(source_epochs(flow.graph))
         self._controllers = ControllerDesk(JobSteering(self), time_limit_s=None)
+        self.observed: Callable[[Observation], Observation] = lambda seen: seen
+        """What controllers get of an observation: its clock stands still, so a test says what a measure would say."""
+        self.has_ended = False
 
     @property
     def _migrating(self) -> MigrationDesk:
@@ -81,12 +87,18 @@ class SteppedJob(SteeredJob):
         return {name: tuned.get(name, knob.default) for name, knob in KNOBS.items()}
 
     @property
+    def graph(self) -> Graph:
+        """The running flow."""
+        return self.runtime._driver.changes.configuration.graph
+
+    @property
     def changes(self) -> tuple[Change, ...]:
         """The changes in progress."""
         return self.runtime._driver.changes.in_progress
 
     def _require_running(self) -> None:
-        """It always is."""
+        if self.has_ended:
+            raise MidstreamError("the job has ended")
 
     @property
     def executors(self) -> tuple[ExecutorShare, ...]:
@@ -99,7 +111,7 @@ class SteppedJob(SteeredJob):
         for _ in range(epochs):
             self.runtime.run_epoch(self.epoch, self._rows[self.epoch])
             self.epoch = Epoch(self.epoch + 1)
-            self._controllers.observe(self.runtime._observations[-1])
+            self._controllers.observe(self.observed(self.runtime._observations[-1]))
 
     def update(self, *edits: Edit, by: str = "test", note: str | None = None) -> Change:
         """Change the job."""

@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from midstream.controllers.controller import Controller, Executors, Proposal
     from midstream.controllers.migrate import Migrate
     from midstream.controllers.pace import Pace
+    from midstream.controllers.share import Share
     from midstream.controllers.situation import Situation
     from midstream.engine.control_context import ControlContext
     from midstream.observation import Observation
     from midstream.runtime.control_handle import ControlHandle
+    from midstream.runtime.sharing import Sharing
     from midstream.runtime.spark.job import Job
     from midstream.runtime.spark.session import local_session
 
@@ -91,6 +93,8 @@ __all__ = [
     "Rewire",
     "Savepoint",
     "Schedule",
+    "Share",
+    "Sharing",
     "Situation",
     "SquareWave",
     "State",
@@ -134,6 +138,8 @@ _LOADED_WHEN_USED = {
     "Proposal": "midstream.controllers.controller",
     "Rebalance": "midstream.change.migration_goals",
     "Savepoint": "midstream.checkpoint.savepoints",
+    "Share": "midstream.controllers.share",
+    "Sharing": "midstream.runtime.sharing",
     "Situation": "midstream.controllers.situation",
     "committed_files": "midstream.checkpoint.sink_files",
     "delete_savepoint": "midstream.change.savepoint",

@@ -59,6 +59,8 @@ def test_midstream_exports_exactly_these_names():
         "Rewire",
         "Savepoint",
         "Schedule",
+        "Share",
+        "Sharing",
         "Situation",
         "SquareWave",
         "State",

@@ -13,5 +13,6 @@ module                 holds
 ``balance``            no partition that has much more work than the others
 ``pace``               most throughput within a latency
 ``migrate``            a migration at a quiet moment
+``share``              a budget of cores or rows per epoch that several jobs share
 ====================== ===================================================================
 """

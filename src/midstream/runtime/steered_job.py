@@ -10,6 +10,7 @@ from midstream.change.change import Change
 from midstream.controllers.controller import Controller
 from midstream.controllers.proposal_records import ControllerState, ProposalRecord
 from midstream.controllers.situation import StageLoad
+from midstream.errors import MidstreamError
 from midstream.runtime.controlled_job import ControlledJob
 from midstream.runtime.controller_desk import ControllerDesk
 from midstream.runtime.migrating_job import MigratingJob
@@ -44,6 +45,15 @@ class SteeredJob(MigratingJob, ControlledJob):
     @abstractmethod
     def changes(self) -> Sequence[Change]:
         """The changes in progress."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, for whatever reason."""
+        try:
+            self._require_running()
+        except MidstreamError:
+            return True
+        return False
 
     @property
     def cores(self) -> int:
