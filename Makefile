@@ -33,7 +33,7 @@ test: check-java test-fast ## set up, then run all tests, Spark included (under 
 test-slow: check-java $(STAMP) ## what `make test` leaves out: a cluster, all pages on Spark, more kills
 	@$(PY) -m pytest -m "slow and not cluster" --numprocesses 2 --dist loadgroup tests $(ARGS)
 
-test-cluster: check-java $(STAMP) ## what `make test-slow` leaves out: executors that come, go and die while state moves; benchmarks with rivals
+test-cluster: check-java $(STAMP) ## what `make test-slow` leaves out: executors that come, go and die while state moves; benchmarks
 	@$(PY) -m pytest -m cluster --numprocesses 2 --dist loadgroup tests $(ARGS)
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)

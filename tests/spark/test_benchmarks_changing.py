@@ -14,7 +14,7 @@ import pytest
 from examples.kafka import jars
 from tests.spark.conftest import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
 PATIENCE_S = 900
 
@@ -90,7 +90,6 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
     assert figures["restart_over_prewarmed"] > 0
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_a_square_wave_is_served_while_a_job_is_scaled_out_and_in(tmp_path: Path) -> None:
     figures = run_quick("square_wave", tmp_path / "square_wave.svg")
@@ -104,7 +103,6 @@ def test_a_square_wave_is_served_while_a_job_is_scaled_out_and_in(tmp_path: Path
     assert figures["adaptive_over_batched"] > 0
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
     figures = run_quick("plan_changes", tmp_path / "plan_changes.svg")
@@ -118,7 +116,6 @@ def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
     assert figures["exchange_epochs"] > 0
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> None:
     for part in (jars.BROKER, jars.CONNECTOR):
@@ -130,7 +127,6 @@ def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> Non
     assert figures["change_delay_ms"] > 0
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_nexmark_compares_each_query_with_spark(tmp_path: Path) -> None:
     figures = run_quick("nexmark", tmp_path / "nexmark.svg")
@@ -139,7 +135,6 @@ def test_nexmark_compares_each_query_with_spark(tmp_path: Path) -> None:
     assert all(factor > 0 for factor in (*figures["over_spark"].values(), *figures["events_per_s"].values()))
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_tuning_follows_a_controller_to_its_end(tmp_path: Path) -> None:
     figures = run_quick("tuning", tmp_path / "tuning.svg")
@@ -149,7 +144,6 @@ def test_tuning_follows_a_controller_to_its_end(tmp_path: Path) -> None:
     assert figures["steps"][0] >= 1, "it starts far below the best pace"
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_elasticity_loses_no_row_on_either_side(tmp_path: Path) -> None:
     figures = run_quick("elasticity", tmp_path / "elasticity.svg")

@@ -69,7 +69,7 @@ def test_partitions_of_a_lost_executor_continue_elsewhere_and_stay_there(run_job
     assert lost not in {each["name"] for each in found["after"]}
 
 
-@pytest.mark.parametrize("ahead", ["true", "false"])
+@pytest.mark.parametrize("ahead", ["true", pytest.param("false", marks=pytest.mark.cluster)])
 def test_partitions_move_together_with_bins_that_were_loaded_ahead(run_job: RunJob, ahead: str) -> None:
     found = run_job(placement_jobs.move, ahead)
     assert found["exact"]
