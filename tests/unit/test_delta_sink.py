@@ -169,6 +169,35 @@ def test_a_concurrent_commit_of_another_writer_is_not_a_failure(lake: Lake) -> N
     assert lake.rows() == {None: [-4, -3, -2, -1], 0: [23], 1: [24]}
 
 
+def vacuumed(lake: Lake) -> None:
+    """What nobody should do beside a job, because files that it has not committed yet would go as well."""
+    table = deltalake.DeltaTable(lake.path)
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
+def test_a_table_may_be_compacted_and_vacuumed_as_soon_as_an_epoch_is_committed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = claimed(DeltaSink(lake.path))
+    put(sink, 0, 1)
+    put(sink, 1, 2, 3)
+    write = deltalake.write_deltalake
+
+    def write_and_vacuum(*args: Any, **options: Any) -> None:
+        write(*args, **options)
+        vacuumed(lake)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deltalake, "write_deltalake", write_and_vacuum)
+        put(sink, 2, 4)
+    assert lake.rows() == {0: [1], 1: [2, 3], 2: [4]}
+    put(sink, 2, 5)  # its rows share a file with those of other epochs
+    vacuumed(lake)
+    put(sink, 3, 6)
+    assert lake.rows() == {0: [1], 1: [2, 3], 2: [5], 3: [6]}
+
+
 TYPES: dict[str, tuple[str, list[Any]]] = {
     "yes": ("boolean", [True, False]),
     "tiny": ("tinyint", [-128, 127]),
@@ -266,6 +295,8 @@ def test_tables_of_others_are_refused_and_nothing_is_written(lake: Lake, tmp_pat
     refused("is a file", DeltaSink(tmp_path / "file"))
     refused("partitioned by .*the sink says partition_by=", DeltaSink(lake.path, partition_by="name"), job=JOB)
     refused("'n' is bigint, and in the table .* it is int", DeltaSink(small(tmp_path)), error=SchemaError)
+    says = "'Name' differs by case only from 'name' in the table"
+    refused(says, DeltaSink(lake.path), job=JOB, error=SchemaError, ddl="n bigint, Name string")
     twice = [DeltaSink(tmp_path / "free"), DeltaSink(f"{tmp_path}/x/../free")]
     refused("'out0' and 'out1' both write to", *twice, error=FlowError)
     assert lake.version == before

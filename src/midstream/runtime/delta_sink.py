@@ -11,6 +11,7 @@ and without a Java archive in the session.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -160,7 +161,14 @@ def _require_types(sink: DeltaSink, table: Any, schema: pa.Schema, what: str) ->
     """Refuse columns of other types than the table's. Columns that it lacks are added to it."""
     wanted = [*schema, pa.field(sink.epoch_column, pa.int64())]
     there = {field.name: field.type for field in pa.schema(table.schema())}
+    spelt = {name.lower(): name for name in there}
     for field in wanted:
+        if field.name not in there and (other := spelt.get(field.name.lower())) is not None:
+            raise SchemaError(
+                f"{what}: the column {field.name!r} differs by case only from {other!r} in the table {sink.path!r}, "
+                f"and Delta Lake does not tell them apart; rename it before the sink",
+                column=field.name,
+            )
         if field.name in there and not _stored(field.type).equals(there[field.name]):
             raise SchemaError(
                 f"{what}: column {field.name!r} is {type_name(field.type)}, and in the table {sink.path!r} it is "
@@ -366,18 +374,34 @@ def _no_rows(table: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _sync(sink: DeltaSink, before: int) -> None:
-    """Make the versions of a table on this machine survive a power loss; the writer leaves that to the system."""
+    """Sync the versions of a table on this machine since another one; the writer leaves that to the system.
+
+    They are committed by then, so somebody may have compacted and vacuumed them already.
+    """
     if not os.path.isabs(sink.location):
         return
-    unsynced, version = Unsynced(), before + 1
-    while os.path.exists(log := os.path.join(sink.location, LOG, f"{version:020}.json")):
-        unsynced.add_file(log)
-        with open(log, encoding="utf-8") as file:
-            added = [entry["add"]["path"] for line in file if "add" in (entry := json.loads(line))]
-        for path in added:
-            unsynced.add_file(os.path.join(sink.location, unquote(path)))
-        version += 1
-    unsynced.sync()
+    written, version = list[str](), before + 1
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            log = os.path.join(sink.location, LOG, f"{version:020}.json")
+            with open(log, encoding="utf-8") as file:
+                added = [entry["add"]["path"] for line in file if "add" in (entry := json.loads(line))]
+            written += [log, *(os.path.join(sink.location, unquote(path)) for path in added)]
+            version += 1
+    while not _synced([path for path in written if os.path.exists(path)]):
+        pass
+
+
+def _synced(paths: Iterable[str]) -> bool:
+    """Sync files; False if somebody has compacted the table and removed one of them meanwhile."""
+    unsynced = Unsynced()
+    for path in paths:
+        unsynced.add_file(path)
+    try:
+        unsynced.sync()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _app_of(sink: DeltaSink) -> str:
