@@ -126,9 +126,9 @@ def _manifest_of(checkpoint: Checkpoint, savepoint: Savepoint) -> Manifest:
             f"taken, and what its sinks had written up to there was taken back, so it cannot come back. A fork can "
             f"begin there: midstream fork {checkpoint.location}@{savepoint.name} NEW"
         )
-    if not _has_its_sources(checkpoint, savepoint.manifest):
+    if not _has_its_log(checkpoint, savepoint):
         raise CheckpointError(
-            f"the job reads other sources than when the savepoint {savepoint.name!r} (epoch {savepoint.epoch}) was "
+            f"the sources of the job have changed since the savepoint {savepoint.name!r} (epoch {savepoint.epoch}) was "
             f"taken, and Spark's log is for those of now. A fork can begin there: midstream fork "
             f"{checkpoint.location}@{savepoint.name} NEW"
         )
@@ -158,13 +158,19 @@ def _has_its_sources(checkpoint: Checkpoint, manifest: Manifest) -> bool:
     return tuple(sorted(configuration_of(manifest, checkpoint.blobs).graph.sources)) == checkpoint.identity.sources
 
 
+def _has_its_log(checkpoint: Checkpoint, savepoint: Savepoint) -> bool:
+    """Whether sources have not changed since a savepoint. That they are the same again is not enough: how far others
+    were read meanwhile is still on record, so rows that are taken back would not be read again."""
+    return savepoint.log == checkpoint.identity.log and _has_its_sources(checkpoint, savepoint.manifest)
+
+
 def _choices(checkpoint: Checkpoint, newest: Epoch) -> str:
     """The epochs and savepoints that the job can be rewound to, for a message."""
     epochs = [str(each) for each in checkpoint.epochs() if each < newest and _whole_manifest(checkpoint, each)]
     named = [
         f"{each.name!r} (epoch {each.epoch})"
         for each in checkpoint.savepoints.all()
-        if each.epoch < newest and not each.is_abandoned
+        if each.epoch < newest and not each.is_abandoned and _has_its_log(checkpoint, each)
     ]
     if not (epochs or named):
         return "There is no epoch that it could be rewound to"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from midstream.change.configuration import blobs_of
+from midstream.change.configuration import blobs_of, configuration_of
 from midstream.change.offline import claimed
 from midstream.checkpoint.change_records import whoami
 from midstream.checkpoint.location import Checkpoint
@@ -39,9 +39,9 @@ def savepoint_of(
     blobs = blobs_of(manifest, store)
     for digest in blobs:
         store.holds.touch(digest)
-    files = checkpoint.spark_files.needed_after(manifest.epoch)
+    log, files = checkpoint.log_after(manifest.epoch, configuration_of(manifest, store).graph.sources)
     spark = {file: store.put(Blob.of(data)) for file, data in files.items()}
-    savepoint = Savepoint(name, time.time(), by, manifest, tuple(sorted(blobs)), spark, note)
+    savepoint = Savepoint(name, time.time(), by, manifest, tuple(sorted(blobs)), spark, note, log=log)
     if missing := checkpoint.lacks(savepoint.manifest, savepoint.digests()):
         raise CheckpointError(f"epoch {manifest.epoch} is not whole in {checkpoint.location!r}: {missing[0]!r} is gone")
     checkpoint.savepoints.keep(savepoint)

@@ -22,11 +22,9 @@ power the newest manifest is whole, and the job can continue from it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import posixpath
-import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from typing import IO
@@ -45,6 +43,7 @@ from midstream.checkpoint.identity import (
     require_same,
     require_settled,
 )
+from midstream.checkpoint.location_lock import lock_location
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoints
@@ -70,7 +69,6 @@ from midstream.storage.blobs import (
 )
 from midstream.storage.checksums import with_checksum, without_checksum
 from midstream.storage.documents import read_struct, write_struct
-from midstream.storage.ownership import warn_if_others_can_write
 from midstream.version import __version__
 
 _log = logging.getLogger("midstream")
@@ -106,6 +104,8 @@ class Checkpoint:
         self.savepoints = Savepoints(below(self._shared, "savepoints"), durable=durable)
         self.audit_location = below(self._shared, "audit")
         self._lock: IO[bytes] | None = None
+        self._exchanging = threading.Lock()
+        """Held while Spark's log is exchanged for another one."""
 
     @property
     def spark_location(self) -> str:
@@ -198,7 +198,7 @@ class Checkpoint:
 
     def lock(self) -> None:
         """Keep other drivers out until :meth:`release`, and change nothing else."""
-        self._lock = _lock(self._fs, posixpath.join(self._root, "lock"), self.location, self.durable)
+        self._lock = lock_location(self._fs, posixpath.join(self._root, "lock"), self.location, self.durable)
 
     def identify(self, identity: Identity) -> None:
         """Write another identity: of a fork, or after a rewind."""
@@ -215,21 +215,34 @@ class Checkpoint:
         ``sources`` is by name, in any order; queries have them sorted. Must not be called while Spark runs.
         """
         names = tuple(sorted(sources))
-        before = self.identity
         newest = self.newest_manifest()
         epoch = Epoch(-1) if newest is None else newest.epoch
-        after = msgspec.structs.replace(before, sources=names, log=before.log + 1)
-        # 1.
-        log = self._spark_files(after)
-        log.remove()
-        files = {**self.spark_files.needed_after(epoch), **self.spark_files.metadata()}
-        log.write(log_with_sources(files, epoch, before.sources, names))
-        at("log written")
-        # 2.
-        self.identify(after)
-        at("log in use")
-        # 3.
-        self._spark_files(before).remove()
+        with self._exchanging:
+            before = self.identity
+            after = msgspec.structs.replace(before, sources=names, log=before.log + 1)
+            # 1.
+            log = self._spark_files(after)
+            log.remove()
+            files = {**self.spark_files.needed_after(epoch), **self.spark_files.metadata()}
+            log.write(log_with_sources(files, epoch, before.sources, names))
+            at("log written")
+            # 2.
+            self.identify(after)
+            at("log in use")
+            # 3.
+            self._spark_files(before).remove()
+
+    def log_after(self, epoch: Epoch, sources: Iterable[str]) -> tuple[int, dict[str, bytes]]:
+        """The number of Spark's log, and the files from which a query with these sources goes on after an epoch.
+
+        They are those of the epoch. The log may be for others already: a hand-over comes before its first epoch.
+        """
+        names = tuple(sorted(sources))
+        with self._exchanging:
+            files, mine = self.spark_files.needed_after(epoch), self.identity
+        if files and names != mine.sources:
+            files = log_with_sources(files, epoch, mine.sources, names)
+        return mine.log, files
 
     def note_rewind(self, rewind: Rewind | None) -> None:
         """Note a rewind before its first step; None when it is done. Meanwhile no job starts here."""
@@ -476,30 +489,3 @@ def _numbered(fs: pafs.FileSystem, folder: str, suffix: str = "") -> list[Epoch]
     names = (posixpath.basename(info.path) for info in found)
     numbers = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
     return sorted(Epoch(int(number)) for number in numbers if number.isdigit())
-
-
-def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[bytes] | None:
-    """Lock a file for as long as it is open. Only local file systems have locks."""
-    if not is_local(fs):
-        return None
-    try:
-        disk.make_folder(posixpath.dirname(path), durable=durable, mode=0o700)
-        warn_if_others_can_write(posixpath.dirname(path))
-        file = open(path, "a+b")  # noqa: SIM115 (held open as long as the job lives)
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read(100).decode(errors="replace").strip()
-        file.close()
-        raise CheckpointError(
-            f"the checkpoint {location!r} is in use by {holder or 'another process'}; stop that job first, or use "
-            f"another checkpoint for this one",
-            holder=holder or "another process",
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-    file.flush()
-    return file

@@ -57,6 +57,8 @@ class Savepoint(msgspec.Struct, frozen=True):
     """Spark's own files, by their names below ``spark/``: blobs with their content."""
     note: str | None = None
     is_abandoned: bool = False
+    log: int = 0
+    """The number of Spark's log then: another one means that sources have changed since."""
 
     @property
     def epoch(self) -> Epoch:

@@ -25,6 +25,7 @@ KEPT = "kept"
 NOTHING_READ = b"-"
 """Spark's own line for a source that has read nothing."""
 _OFFSET = "offset"
+_VERSION = b"v1"
 _NO_WATERMARK = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
@@ -81,7 +82,14 @@ def log_with_sources(
 
 def require_one_line_each(entry: bytes, sources: Sequence[str], name: str) -> None:
     """Refuse an entry of the log of offsets in which not every source has a line of its own."""
-    count = len(entry.splitlines()) - 2
+    version, *rest = entry.splitlines()
+    if version != _VERSION:
+        raise CheckpointError(
+            f"Spark's log ({name}) has the format {version.decode(errors='replace')[:20]}, and only "
+            f"{_VERSION.decode()} is known, so sources cannot change while the job runs. Was "
+            f"spark.sql.streaming.queryEvolution.enableSourceEvolution set?"
+        )
+    count = len(rest) - 1
     if count != len(sources):
         raise CheckpointError(
             f"Spark's log counts {count} streams ({name}), and the flow has {len(sources)} sources, "

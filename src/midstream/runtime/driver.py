@@ -428,7 +428,8 @@ class Driver:
             raise CheckpointError(
                 f"Spark's log in the checkpoint {self._checkpoint.location!r} continues with epoch {epoch}, but state "
                 f"was committed up to epoch {self._found}, and {len(missing)} file(s) that epoch {epoch} needs are "
-                f"gone, such as {missing[0]!r}. Restore the folder 'spark' as it was after epoch {self._found}"
+                f"gone, such as {missing[0]!r}. Restore the folder {self._checkpoint.identity.spark!r} as it was after "
+                f"epoch {self._found}"
             )
 
     # ── the coordinator ───────────────────────────────────────────────────────────────────────────────────────────

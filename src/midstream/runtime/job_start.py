@@ -10,13 +10,14 @@ import logging
 import time
 from collections.abc import Mapping
 
-from midstream.change.configuration import Configuration, configuration_left
+from midstream.change.configuration import Configuration, configuration_left, configuration_of
 from midstream.change.restart import Restart, drop_changes, restart_of
 from midstream.change.revert import taken_back
 from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sink_marker import SinkMarker, check_file_sinks, mark_folders
+from midstream.errors import CheckpointError
 from midstream.flow.model import Graph
 from midstream.ids import Revision
 from midstream.planner.stages import compile_plan
@@ -87,5 +88,17 @@ def restart(
 
 def settle_sources(checkpoint: Checkpoint, graph: Graph) -> None:
     """Make sure that the log of the engine's query is for the sources of the flow that the job runs now."""
-    if tuple(sorted(graph.sources)) != checkpoint.identity.sources:
-        checkpoint.change_sources(graph.sources)
+    before = checkpoint.identity.sources
+    if tuple(sorted(graph.sources)) == before:
+        return
+    log, newest = checkpoint.spark_files, checkpoint.newest_manifest()
+    if newest is not None and log.holds_state():
+        committed = configuration_of(newest, checkpoint.blobs).graph.sources
+        if tuple(sorted(committed)) == before:  # else nothing that counts was computed with that state
+            raise CheckpointError(
+                f"the job in {checkpoint.location!r} reads the sources {', '.join(before)}, and would now read "
+                f"{', '.join(sorted(graph.sources))}. That is not possible, because a DataFrame of one of them keeps "
+                f"state in Spark ({log.location}/state), and Spark knows that by its place in the query. Start the "
+                f"sources of before, or use a new checkpoint"
+            )
+    checkpoint.change_sources(graph.sources)

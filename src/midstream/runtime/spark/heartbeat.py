@@ -91,13 +91,13 @@ class Heartbeat:
         on_commit: Callable[[EpochProgress, Observation], None],
         is_running: Callable[[], bool],
         queries: Queries,
-        end_query: Callable[[], None],
+        hand_over: Callable[[], None],
         trigger_us: int | None = None,
         row_limit: RowLimit | None = None,
     ) -> None:
         self._spark = spark
         self._queries = queries
-        self._end_query = end_query
+        self._hand_over = hand_over
         self._reading = changes.configuration.graph
         """The flow whose sources the query reads."""
         self._checkpoint = checkpoint
@@ -404,8 +404,8 @@ class Heartbeat:
         return self._reading.reads_as(graph)
 
     def hand_over(self) -> None:
-        """End the query from a thread: this one may be that of the query, or a user's."""
-        threading.Thread(target=self._end_query, name="midstream-hand-over", daemon=True).start()
+        """End the query; the job starts the next one when it has ended."""
+        self._hand_over()
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread; before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ from midstream.runtime.steered_job import SteeredJob
 from midstream.runtime.steering import JobSteering, SteeringThread
 from midstream.runtime.table_refresher import TableRefresher
 from midstream.runtime.watch import Watch, Watches
+
+_log = logging.getLogger("midstream")
 
 KEPT_PROGRESS = 100
 
@@ -110,7 +113,7 @@ class Job(ChangingJob, SteeredJob):
             on_commit=self._committed,
             is_running=self._is_query_active,
             queries=queries,
-            end_query=self._end_query,
+            hand_over=self._hand_over,
             trigger_us=trigger_us,
             row_limit=row_limit,
         )
@@ -362,6 +365,11 @@ class Job(ChangingJob, SteeredJob):
         if self._query is not None:
             self._query.stop()
 
+    def _hand_over(self) -> None:
+        """End the query of now from a thread: this one may be the query's own, or a user's. A later query goes on."""
+        if (query := self._query) is not None:
+            threading.Thread(target=_end, args=(query,), name="midstream-hand-over", daemon=True).start()
+
     def _is_query_active(self) -> bool:
         query = self._query
         try:
@@ -376,6 +384,7 @@ class Job(ChangingJob, SteeredJob):
     ) -> None:
         """Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query, self._server, self._refresher = query, server, refresher
+        self._end_if_outdated(query)
         if self._controllers.controllers:
             self._begin_steering()
         if refresher is not None:
@@ -384,17 +393,8 @@ class Job(ChangingJob, SteeredJob):
 
     def _watch(self, query: StreamingQuery) -> None:
         """Wait for the last query to end, for whatever reason, and release everything."""
-        ended: StreamingQuery | None = query
-        while ended is not None:
-            try:
-                ended.awaitTermination()
-            except Exception as error:
-                ended = self._next_query(error)
-            else:
-                ended = self._next_query(None)
         try:
-            if self._queries.schema is not None and not self._stopping and self._exception is None:
-                self._heartbeat.close_windows(self._queries.schema)
+            self._await_queries(query)
         except Exception as error:
             self._fail(error)
         if self._refresher is not None:
@@ -411,6 +411,21 @@ class Job(ChangingJob, SteeredJob):
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
+
+    def _await_queries(self, query: StreamingQuery | None) -> None:
+        """Wait for a query and for those that sources are handed over to; then close windows, if that is wanted."""
+        while query is not None:
+            failure = None
+            try:
+                query.awaitTermination()
+            except Exception as error:
+                failure = error
+            query = self._next_query(failure)
+            if query is None and self._queries.schema is not None and not self._stopping and self._exception is None:
+                try:
+                    self._heartbeat.close_windows(self._queries.schema)
+                except HandOverDue:  # a change has come since the query ended
+                    query = self._next_query(None)
 
     def _next_query(self, failure: Exception | None) -> StreamingQuery | None:
         """The query that continues with other sources, if there is to be one; ``failure`` is why the last one ended, or
@@ -433,9 +448,13 @@ class Job(ChangingJob, SteeredJob):
 
     def _started_next(self) -> StreamingQuery:
         self._query = query = self._heartbeat.next_query(self.on_epoch)
-        if self._stopping:  # stop() may have met the query before
-            query.stop()
+        self._end_if_outdated(query)
         return query
+
+    def _end_if_outdated(self, query: StreamingQuery) -> None:
+        """End a query that is the newest one since just now. stop() or a hand-over may have met the one before it."""
+        if self._stopping or self._heartbeat.hand_over_due:
+            _end(query)
 
     def on_epoch(self, rows: DataFrame, epoch: int) -> None:
         """The callback that Spark calls for every micro-batch.
@@ -467,3 +486,10 @@ class Job(ChangingJob, SteeredJob):
                 read = self._progress[-1].offsets if self._progress else {}
                 self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error, read)
             self._changed.notify_all()
+
+
+def _end(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception:  # Spark has ended, or the query takes longer than Spark's limit for that
+        _log.warning("a query did not end at once", exc_info=True)

@@ -76,8 +76,9 @@ def source_stream(spark: SparkSession, name: str, stream: Any, row_limit: RowLim
         return stream_of(spark, stream, row_limit.path)
     if not isinstance(stream, DataFrame):
         raise SourceError(
-            f"source {name!r} reads a DataFrame, which belongs to the process that made it; call job.deploy or "
-            f"job.update in the process of the job"
+            f"source {name!r} reads a DataFrame, which belongs to the process that made it and is not stored. Add it "
+            f"there: job.deploy(flow), or job.update(Insert(…, source=…)). If it was removed before, it goes on where "
+            f"it was"
         )
     if stream.sparkSession.sparkContext is not spark.sparkContext:
         raise SourceError(f"source {name!r} was made with another Spark application than the one the job is started on")

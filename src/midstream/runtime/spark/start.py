@@ -140,7 +140,8 @@ def start(
         if restart.pending is not None:
             state.resume(restart.pending)
         # Changes may have added or removed sources, and the driver may have died before Spark's log was theirs.
-        job_start.settle_sources(location, state.configuration.graph)
+        reading = state.configuration.graph
+        job_start.settle_sources(location, reading)
         notes = EpochNotes(spark, location.identity.job)
         undo.callback(notes.close)
         if newest is not None:  # a crash may have come before readers were told
@@ -167,7 +168,7 @@ def start(
             undo.callback(serving.close)
         digests = {name: blobs[name].digest for name in refreshes or ()}
         refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
-        job.started(queries.start(state.configuration.graph, job.on_epoch), serving, refresher)
+        job.started(queries.start(reading, job.on_epoch), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
 
