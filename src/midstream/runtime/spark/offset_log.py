@@ -13,6 +13,7 @@ import hashlib
 import os
 import posixpath
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from midstream.checkpoint.spark_files import SOURCES
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch
 from midstream.runtime.edge import EpochEntry
@@ -55,6 +57,8 @@ class OffsetLog:
     def __init__(self, spark_location: str) -> None:
         self.location = spark_location
         self._fs, self._root = filesystem_of(spark_location)
+        self._synced = set(self._of_sources())
+        """What sources remember, as far as it is on disk: at a start all is."""
 
     def entry(self, epoch: Epoch) -> EpochEntry:
         """The entry of an epoch: when it was planned, and its rows."""
@@ -74,14 +78,25 @@ class OffsetLog:
     def sync(self, epoch: Epoch) -> None:
         """On a local disk, sync everything that Spark has written up to the beginning of an epoch.
 
-        These are the epoch's offsets, and the commit of the previous epoch.
+        These are the epoch's offsets, the commit of the previous epoch, and what sources remember: offsets of a file
+        source are only the number of an entry there, which names the files.
         """
         if is_local(self._fs):
-            unsynced = disk.Unsynced()
+            unsynced, remembered = disk.Unsynced(), set(self._of_sources())
             for path in (self._path("commits", Epoch(epoch - 1)), self._path("offsets", epoch)):
                 if os.path.exists(path):  # the first epoch has no commit before it
                     unsynced.add_file(path)
+            for path in sorted(remembered - self._synced):
+                unsynced.add_file(path)
+                unsynced.add_names(posixpath.join(self._root, SOURCES))
             unsynced.sync()
+            self._synced = remembered
+
+    def _of_sources(self) -> Iterator[str]:
+        """The files in which sources remember something, on a local disk. Spark writes under hidden names first."""
+        if is_local(self._fs):
+            for folder, _, names in os.walk(posixpath.join(self._root, SOURCES)):
+                yield from (posixpath.join(folder, name) for name in names if not name.startswith("."))
 
     def _path(self, log: str, epoch: Epoch) -> str:
         return posixpath.join(self._root, log, str(epoch))
