@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["QUIET", "Company"]
+__all__ = ["QUIET", "Company", "company"]
 
 QUIET = 0.1
 """Cores that other processes may use without spoiling the figures."""
@@ -24,15 +24,31 @@ class Company:
     """
 
     def __init__(self) -> None:
-        self._began, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
+        self._began = time.perf_counter()
+        self._others = 0.0
+        self._busy, self._own = _busy_seconds(), _own_seconds()
+
+    def look(self) -> None:
+        """Add what others used since the last look.
+
+        Look before processes of ours end: nobody may have waited for them, and then their time looks like that of
+        others.
+        """
+        busy, own = _busy_seconds(), _own_seconds()
+        if busy is not None and self._busy is not None:
+            self._others += max(busy - self._busy - (own - self._own), 0.0)
+        self._busy, self._own = busy, own
+
+    def leave_out(self) -> None:
+        """Go on from here: what was used since the last look is nobody's."""
+        self._busy, self._own = _busy_seconds(), _own_seconds()
 
     def cores(self) -> float | None:
         """On average since the beginning; None where the system does not tell."""
-        busy = _busy_seconds()
-        if busy is None or self._busy is None:
+        self.look()
+        if self._busy is None:
             return None
-        others = busy - self._busy - (_own_seconds() - self._own)
-        return round(max(others, 0.0) / max(1e-3, time.perf_counter() - self._began), 2)
+        return round(self._others / max(1e-3, time.perf_counter() - self._began), 2)
 
 
 def _busy_seconds() -> float | None:
@@ -54,3 +70,7 @@ def _own_seconds() -> float:
             continue
         total += times.user + times.system + getattr(times, "children_user", 0) + getattr(times, "children_system", 0)
     return total
+
+
+company = Company()
+"""Since the benchmark's start."""

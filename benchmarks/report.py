@@ -12,10 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.company import QUIET, Company
-
-_company = Company()
-"""Since the benchmark was loaded."""
+from benchmarks.company import QUIET, company
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -38,7 +35,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], con
 
 def closing_line(name: str, figures: Mapping[str, Any], *, quick: bool) -> None:
     """Print the figures as one JSON object, the benchmark's last line, with how busy others kept the machine."""
-    others = _company.cores()
+    others = company.cores()
     if others is not None and others > QUIET:
         print(f"Other processes used {others:g} cores meanwhile: times, and ratios of times, mean little.")
     about = {"benchmark": name, "quick": quick, "python": platform.python_version(), "cores_used_by_others": others}

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.company import company
 from midstream import Flow, local_session
 from midstream.runtime.spark.offset_log import start_query
 
@@ -28,7 +29,7 @@ def session(**conf: str) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
+        _stop(spark)
 
 
 @contextlib.contextmanager
@@ -44,7 +45,14 @@ def cluster(executors: int = CORES, **conf: str) -> Iterator[SparkSession]:
         try:
             yield spark
         finally:
-            spark.stop()
+            _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    """End a session, whose processes are not taken for somebody else's."""
+    company.look()
+    spark.stop()
+    company.leave_out()
 
 
 def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
