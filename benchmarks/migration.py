@@ -33,9 +33,9 @@ from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
 from benchmarks.word_load import (
     STAGE,
-    STRIDE,
     Load,
     Patience,
+    checked_keys,
     fill,
     filling,
     flow,
@@ -322,10 +322,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, metavar="KEYS", help="how many are preloaded")
     options = parser.parse_args()
     size, began = (QUICK if options.quick else FULL), time.perf_counter()
-    if options.keys:
-        if options.keys < size.bins or options.keys % STRIDE == 0:
-            parser.error(f"--keys {options.keys}: give at least {size.bins}, and no multiple of {STRIDE}")
-        size = replace(size, keys=options.keys)
+    size = replace(size, keys=checked_keys(parser, options.keys or size.keys, size.bins))
     before = os.getloadavg()
     print(f"load average {before}", flush=True)
     with cluster() as spark:

@@ -37,9 +37,9 @@ from benchmarks.sessions import cluster
 from benchmarks.spark_words import SparkWords
 from benchmarks.word_load import (
     STAGE,
-    STRIDE,
     Load,
     Patience,
+    checked_keys,
     fill,
     filling,
     flow,
@@ -353,10 +353,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, metavar="KEYS", help="how many are preloaded")
     options = parser.parse_args()
     size, began = (QUICK if options.quick else FULL), time.perf_counter()
-    if options.keys:
-        if options.keys < size.bins or options.keys % STRIDE == 0:
-            parser.error(f"--keys {options.keys}: give at least {size.bins}, and no multiple of {STRIDE}")
-        size = replace(size, keys=options.keys)
+    size = replace(size, keys=checked_keys(parser, options.keys or size.keys, size.bins))
     load_average = [os.getloadavg()]
     print(f"load average {load_average[0]}", flush=True)
 

@@ -7,6 +7,7 @@ make by arithmetic.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ __all__ = [
     "Load",
     "Patience",
     "Words",
+    "checked_keys",
     "fill",
     "filling",
     "flow",
@@ -49,6 +51,13 @@ FILLED_S = 1.0
 """All rows that preload keys are due within this time."""
 PATIENCE_S = 120.0
 STAGE = "by word"
+
+
+def checked_keys(parser: argparse.ArgumentParser, keys: int, bins: int) -> int:
+    """The keys of ``--keys``; a number that does not fit ends the program."""
+    if keys < bins or keys % STRIDE == 0:
+        parser.error(f"--keys {keys}: give at least {bins}, and no multiple of {STRIDE}")
+    return keys
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
+import pytest
 
 from midstream import Flow, ListSource, NoopSink, delete_savepoint, savepoints, take_savepoint
 from midstream.change.change import Change
@@ -30,6 +31,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats
 from midstream.observation import Observation
+from midstream.server.client import JobClient
 from midstream.server.serve import JobServer
 from midstream.storage.blobs import BlobStore
 
@@ -210,3 +212,12 @@ def served(job: StandInJob, **options: Any) -> Iterator[JobServer]:
         yield server
     finally:
         threading.Thread(target=server.close).start()
+
+
+@contextmanager
+def client_of_served(job: SteppedJob, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobClient]:
+    """A client of a job that is served, which commands find as well. Their tables have room for all columns."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(folder / "home"))
+    monkeypatch.setenv("COLUMNS", "250")
+    with served(cast("StandInJob", job), checkpoint=str(folder / "checkpoint")) as server:
+        yield JobClient(server.url, server.token)

@@ -24,8 +24,8 @@ from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.location import Checkpoint
 from tests.chaos.changing_job import EPOCHS, ROWS
 from tests.chaos.job import ledger_of
-from tests.chaos.processes import Life, Victim, end, left_behind
-from tests.chaos.run import CLUSTER, LOCAL
+from tests.chaos.processes import LOCAL, Life, Victim, end, left_behind
+from tests.chaos.run import CLUSTER
 
 VICTIMS = {
     "worker": [Victim.WORKER, Victim.WORKER, Victim.DAEMON],

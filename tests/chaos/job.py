@@ -7,10 +7,11 @@ exchanges.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from midstream import FileSink, Flow, Table, agg, transaction, tumbling
@@ -152,7 +153,7 @@ def streams(spark: Any, folder: Path) -> Iterator[Any]:
         yield reader.json(str(folder / name))
 
 
-def session(master: str) -> Any:
+def session(master: str, conf: Mapping[str, bool | float | int | str | None] = MappingProxyType({})) -> Any:
     """A small Spark that tries failed tasks again."""
     from pyspark.sql import SparkSession
 
@@ -163,6 +164,7 @@ def session(master: str) -> Any:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": "8",
+        **conf,
     }
     spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

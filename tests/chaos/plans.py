@@ -27,8 +27,8 @@ from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
 from tests.chaos.job import PARTITIONS
 from tests.chaos.plan_job import CHANGES, noted
-from tests.chaos.processes import Life, Victim, end, left_behind
-from tests.chaos.run import CLUSTER, LOCAL
+from tests.chaos.processes import LOCAL, Life, Victim, end, left_behind
+from tests.chaos.run import CLUSTER
 
 PROGRAM = "tests.chaos.plan_job"
 VICTIMS = {

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 MARK = "MIDSTREAM_CHAOS"
 """A variable in the environment of all processes of a round; child processes inherit it."""
 PATIENCE_S = 300.0
+LOCAL = "local[2,8]"
+"""Two cores; a task may fail seven times."""
 LOOK_EVERY_S = 0.002
 
 
@@ -159,6 +161,32 @@ def left_behind(folder: Path, patience_s: float = 30.0) -> list[str]:
     """Processes that do not end by themselves after the driver has ended."""
     psutil.wait_procs(family(folder), timeout=patience_s)
     return [f"process {one.pid} is still there: {' '.join(one.cmdline())[:150]}" for one in family(folder)]
+
+
+def live_through_kills(folder: Path, program: str, rng: random.Random) -> None:
+    """Start a job again until all is committed, while a worker, a driver, a worker and a driver's Python are killed.
+
+    Each dies when Spark plans some epoch; the job keeps its checkpoint in ``folder``.
+    """
+    kills = [(Victim.WORKER, 2), (Victim.DRIVER, 5), (Victim.WORKER, 8), (Victim.DRIVER_PYTHON, 11)]
+    try:
+        lives, code = 0, -1
+        while code != 0:
+            life = Life(folder, lives, LOCAL, None, program)
+            lives += 1
+            died = False
+            while kills and not died:
+                victim, epoch = kills.pop(0)
+                offsets = folder / "checkpoint" / "spark" / "offsets" / str(epoch + rng.randrange(2))
+                assert life.wait_until(offsets.exists), life.last_words()
+                life.kill(victim, rng)
+                died = victim.ends_life
+            code = life.finish() if not died else -1
+            assert died or code == 0, life.last_words()
+    finally:
+        end(folder)
+    assert lives == 3
+    assert left_behind(folder) == []
 
 
 def spark_home(folder: Path) -> Path:

@@ -21,10 +21,9 @@ from pathlib import Path
 from tests.chaos.check import SINKS, problems, rows_read
 from tests.chaos.events import write_events
 from tests.chaos.job import ledger_of
-from tests.chaos.processes import Life, Victim, end, left_behind
+from tests.chaos.processes import LOCAL, Life, Victim, end, left_behind
 
 KINDS = ("worker", "driver", "executor")
-LOCAL = "local[2,8]"
 CLUSTER = "local-cluster[2,1,1024]"
 STEPS = 10
 

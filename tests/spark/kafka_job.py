@@ -15,7 +15,7 @@ from typing import Any
 from midstream import FileSink, Flow, KafkaSink, State, Update
 from midstream.checkpoint.change_records import Outcome
 from tests.brokers import connector_conf, stream_of
-from tests.chaos.job import JAVA_OPTIONS
+from tests.chaos.job import session
 
 Row = dict[str, Any]
 PER_EPOCH = 400
@@ -57,28 +57,11 @@ def build(records: Any, servers: str, out: Path, version: int = 1) -> Flow:
     return flow
 
 
-def session(master: str) -> Any:
-    """A small Spark with the connector."""
-    from pyspark.sql import SparkSession
-
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.task.maxFailures": "8",
-        **connector_conf(),
-    }
-    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def main(place: str, master: str) -> None:
     """Run and change the job until all records are committed."""
     folder = Path(place)
     servers, total = (folder / "servers").read_text().split()
-    spark = session(master)
+    spark = session(master, connector_conf())
     records = stream_of(spark, servers, "in", maxOffsetsPerTrigger=PER_EPOCH)
     job = build(records, servers, folder / "files").start(spark, checkpoint=str(folder / "checkpoint"))
     changes = [record for record in job.history() if record.updates]

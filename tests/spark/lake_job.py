@@ -12,7 +12,7 @@ from typing import Any
 
 from midstream import DeltaSink, FileSink, Flow, GeneratorSource, State, Update
 from midstream.checkpoint.change_records import Outcome
-from tests.chaos.job import JAVA_OPTIONS
+from tests.chaos.job import session
 
 Row = dict[str, Any]
 TOTAL = 6_000
@@ -63,18 +63,7 @@ def build(folder: Path) -> Flow:
 
 def main(place: str, master: str) -> None:
     """Run and change the job until all rows are committed."""
-    from pyspark.sql import SparkSession
-
-    folder = Path(place)
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.task.maxFailures": "8",
-    }
-    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    folder, spark = Path(place), session(master)
     job = build(folder).start(spark, checkpoint=str(folder / "checkpoint"), trigger="available-now")
     while not job.await_termination(0.1):  # raises if it has failed
         version = 2 + sum(each.outcome is Outcome.APPLIED for each in job.history())

@@ -14,8 +14,7 @@ import pytest
 from midstream import DeltaSink, Flow, GeneratorSource, ListSource
 from midstream.checkpoint.change_records import Outcome
 from midstream.metrics import JobMetrics
-from tests.chaos.processes import Life, Victim, end, left_behind
-from tests.chaos.run import LOCAL
+from tests.chaos.processes import live_through_kills
 from tests.spark.conftest import PATIENCE_S
 from tests.spark.lake_job import KEYS, TOTAL
 
@@ -84,26 +83,8 @@ def test_a_lookup_follows_the_versions_of_a_table(spark: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("seed", [1])
 def test_changes_and_kills_leave_each_row_once(seed: int, tmp_path: Path) -> None:
     """Workers and drivers die while a job is changed. The oracle counts the rows of each key."""
-    folder, rng = tmp_path.resolve(), random.Random(seed)
-    kills = [(Victim.WORKER, 2), (Victim.DRIVER, 5), (Victim.WORKER, 8), (Victim.DRIVER_PYTHON, 11)]
-    try:
-        lives, code = 0, -1
-        while code != 0:
-            life = Life(folder, lives, LOCAL, None, "tests.spark.lake_job")
-            lives += 1
-            died = False
-            while kills and not died:
-                victim, epoch = kills.pop(0)
-                offsets = folder / "checkpoint" / "spark" / "offsets" / str(epoch + rng.randrange(2))
-                assert life.wait_until(offsets.exists), life.last_words()
-                life.kill(victim, rng)
-                died = victim.ends_life
-            code = life.finish() if not died else -1
-            assert died or code == 0, life.last_words()
-    finally:
-        end(folder)
-    assert lives == 3
-    assert left_behind(folder) == []
+    folder = tmp_path.resolve()
+    live_through_kills(folder, "tests.spark.lake_job", random.Random(seed))
 
     rows = rows_of(folder / "lake")
     assert sorted(row["n"] for row in rows) == list(range(TOTAL))

@@ -16,8 +16,7 @@ from midstream import Flow, Insert, KafkaSink, MemorySink, Update
 from midstream.errors import JobFailed, SetupError
 from midstream.testing import run_spark
 from tests.brokers import stream_of, that_count
-from tests.chaos.processes import Life, Victim, end, left_behind
-from tests.chaos.run import LOCAL
+from tests.chaos.processes import live_through_kills
 from tests.spark.conftest import PATIENCE_S
 from tests.unit.test_docs import ROOT, assert_page_prints
 
@@ -300,7 +299,7 @@ def test_the_last_epoch_counts_although_the_driver_died_before_it_could_say_so(
 @pytest.mark.parametrize("seed", [1, 2])
 def test_changes_a_rescale_and_kills_leave_each_record_once(kafka: Any, seed: int, tmp_path: Path) -> None:
     """Workers and drivers die while a job is changed and rescaled. The oracle counts the records of each key."""
-    folder, rng = tmp_path.resolve(), random.Random(seed)
+    folder = tmp_path.resolve()
     records = 8_000
     for name, partitions in (("in", 2), ("out", 2), ("out.epochs", 1)):
         if name in kafka.topics():
@@ -308,25 +307,7 @@ def test_changes_a_rescale_and_kills_leave_each_record_once(kafka: Any, seed: in
         kafka.create_topic(name, partitions)
     kafka.produce("in", ((f"k{n % 7}".encode(), json.dumps({"n": n}).encode()) for n in range(records)))
     (folder / "servers").write_text(f"{kafka.servers} {records}")
-    kills = [(Victim.WORKER, 2), (Victim.DRIVER, 5), (Victim.WORKER, 8), (Victim.DRIVER_PYTHON, 11)]
-    try:
-        lives, code = 0, -1
-        while code != 0:
-            life = Life(folder, lives, LOCAL, None, "tests.spark.kafka_job")
-            lives += 1
-            died = False
-            while kills and not died:
-                victim, epoch = kills.pop(0)
-                offsets = folder / "checkpoint" / "spark" / "offsets" / str(epoch + rng.randrange(2))
-                assert life.wait_until(offsets.exists), life.last_words()
-                life.kill(victim, rng)
-                died = victim.ends_life
-            code = life.finish() if not died else -1
-            assert died or code == 0, life.last_words()
-    finally:
-        end(folder)
-    assert lives == 3
-    assert left_behind(folder) == []
+    live_through_kills(folder, "tests.spark.kafka_job", random.Random(seed))
 
     rows = [json.loads(r.value) for r in that_count(kafka.read("out"), kafka.read("out.epochs"))]
     assert sorted(row["n"] for row in rows) == list(range(records))

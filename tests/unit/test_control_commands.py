@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +18,7 @@ from midstream.errors import FlowError, FunctionError, MidstreamError
 from midstream.runtime import control_desk
 from midstream.server.client import JobClient
 from tests.migrated import ROWS, SteppedJob, stepped_job
-from tests.served import Running, StandInJob, served
+from tests.served import Running, client_of_served
 
 PROGRAM = """
 from midstream import ControlOperation
@@ -59,12 +59,10 @@ def job(tmp_path: Path) -> Iterator[SteppedJob]:
 @pytest.fixture(autouse=True)
 def client(job: SteppedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobClient]:
     """Of the served job."""
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
-    with served(cast("StandInJob", job), checkpoint=str(tmp_path / "checkpoint")) as server:
-        yield JobClient(server.url, server.token)
+    with client_of_served(job, tmp_path, monkeypatch) as found:
+        yield found
 
 
 def call(*arguments: str) -> Any:

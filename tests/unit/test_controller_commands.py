@@ -14,7 +14,7 @@ from midstream.cli.app import app
 from midstream.errors import FlowError
 from midstream.server.client import JobClient
 from tests.migrated import SteppedJob, stepped_job
-from tests.served import StandInJob, served
+from tests.served import client_of_served
 
 POLICY = """
 from midstream import Controller, Proposal, Rescale
@@ -48,12 +48,10 @@ def job(tmp_path: Path) -> Iterator[SteppedJob]:
 @pytest.fixture(autouse=True)
 def client(job: SteppedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobClient]:
     """Of the served job."""
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.py").write_text(POLICY)
-    with served(cast("StandInJob", job), checkpoint=str(tmp_path / "checkpoint")) as server:
-        yield JobClient(server.url, server.token)
+    with client_of_served(job, tmp_path, monkeypatch) as found:
+        yield found
 
 
 def call(*arguments: str) -> Any:

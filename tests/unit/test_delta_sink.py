@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -310,7 +311,7 @@ def small(folder: Path) -> Path:
 
 
 def test_without_the_package_a_start_says_what_to_install(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
     refused(r"out0.*pip install 'midstream\[delta\]'", DeltaSink(lake.path), error=SetupError)
 
 

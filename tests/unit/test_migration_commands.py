@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +16,7 @@ from midstream.errors import FlowError, MidstreamError
 from midstream.planner.assignment import spread
 from midstream.server.client import JobClient
 from tests.migrated import BEGIN, SteppedJob, stepped_job
-from tests.served import Running, StandInJob, served
+from tests.served import Running, client_of_served
 
 
 @pytest.fixture
@@ -30,10 +29,8 @@ def job(tmp_path: Path) -> Iterator[SteppedJob]:
 @pytest.fixture(autouse=True)
 def client(job: SteppedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobClient]:
     """Of the served job."""
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
-    with served(cast("StandInJob", job), checkpoint=str(tmp_path / "checkpoint")) as server:
-        yield JobClient(server.url, server.token)
+    with client_of_served(job, tmp_path, monkeypatch) as found:
+        yield found
 
 
 def test_a_client_migrates_and_follows(job: SteppedJob, client: JobClient):

@@ -30,9 +30,9 @@ def test_an_epoch_counts_when_its_offsets_and_what_sources_remember_are_on_disk(
         sync(path)
 
     monkeypatch.setattr(disk, "_sync_path", noted)
-    put(tmp_path, "sources/1/0")  # of the last start, which has synced everything
+    left = put(tmp_path, "sources/1/0")  # of a driver that died before it could sync
     log = OffsetLog(f"file://{tmp_path}")
-    new = [put(tmp_path, name) for name in ("offsets/0", "sources/0/0", "sources/1/1")]
+    new = [left, *(put(tmp_path, name) for name in ("offsets/0", "sources/0/0", "sources/1/1"))]
     put(tmp_path, "sources/0/.1.tmp")
     log.sync(Epoch(0))
     assert sorted(synced) == sorted(new)

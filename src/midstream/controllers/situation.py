@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from midstream.controllers.proposal_records import ProposalRecord
 from midstream.observation import Observation
 from midstream.planner.assignment import Assignment
@@ -20,8 +18,8 @@ class StageLoad:
     """A stage behind an exchange: its operators, who owns which bin, and what each bin weighs.
 
     >>> load = StageLoad("by user", ("count",), Assignment(2, (0, 0, 1, 1)), work=(0.25, 0.25, 0.125, 0.125))
-    >>> load.partitions, load.work_by_partition, load.max_over_mean
-    (2, (0.5, 0.25), 1.3333333333333333)
+    >>> load.partitions, load.max_over_mean
+    (2, 1.3333333333333333)
     """
 
     name: str
@@ -38,12 +36,6 @@ class StageLoad:
     def partitions(self) -> int:
         """How many partitions it has."""
         return self.assignment.partitions
-
-    @property
-    def work_by_partition(self) -> tuple[float, ...]:
-        """The share of a core that each partition keeps busy."""
-        found = np.bincount(np.asarray(self.assignment.owners), self.work, self.partitions)
-        return tuple(round(float(each), 9) for each in found)
 
     @property
     def max_over_mean(self) -> float:

@@ -57,8 +57,8 @@ class OffsetLog:
     def __init__(self, spark_location: str) -> None:
         self.location = spark_location
         self._fs, self._root = filesystem_of(spark_location)
-        self._synced = set(self._of_sources())
-        """What sources remember, as far as it is on disk: at a start all is."""
+        self._synced: set[str] = set()
+        """What sources remember, as far as it is on disk. A driver that died may have left some of it unsynced."""
 
     def entry(self, epoch: Epoch) -> EpochEntry:
         """The entry of an epoch: when it was planned, and its rows."""
