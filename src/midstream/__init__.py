@@ -12,6 +12,7 @@ from midstream.engine.control_operations import ControlMessage, ControlOperation
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
 from midstream.flow.delta_sink import DeltaSink
+from midstream.flow.delta_source import DeltaSource
 from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.kafka_notes import runs_that_count
 from midstream.flow.kafka_sink import KafkaSink
@@ -67,6 +68,7 @@ __all__ = [
     "Controller",
     "DatabaseSink",
     "DeltaSink",
+    "DeltaSource",
     "Drain",
     "Executors",
     "FileSink",

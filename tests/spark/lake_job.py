@@ -1,4 +1,4 @@
-"""A job that writes to Delta Lake while its processes are killed: ``python -m tests.spark.lake_job FOLDER MASTER``.
+"""A job from table to table of Delta Lake that is killed: ``python -m tests.spark.lake_job FOLDER MASTER``.
 
 It numbers the rows of each key and is changed again and again; version v of two operators puts v on rows. Started again
 in the same folder it goes on; it ends when all rows are committed.
@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from midstream import DeltaSink, FileSink, Flow, GeneratorSource, State, Update
+from midstream import DeltaSink, DeltaSource, FileSink, Flow, State, Update
 from midstream.checkpoint.change_records import Outcome
 from tests.chaos.job import session
 
 Row = dict[str, Any]
 TOTAL = 6_000
 KEYS = 7
-PER_EPOCH = 300
+PER_FILE = 150
+"""Rows of a version of the table that it reads."""
 
 
 class Mark:
@@ -43,15 +44,10 @@ class Count:
         return {**row, "b": self.version, "nth": state.get()}
 
 
-def make(indexes: Any, rng: Any) -> dict[str, Any]:
-    """The rows of some indexes."""
-    return {"k": indexes % KEYS, "n": indexes}
-
-
 def build(folder: Path) -> Flow:
     """The flow, with the first version of its functions."""
     flow = Flow("lake")
-    source = GeneratorSource(make, "k bigint, n bigint", rate=1e9, limit=TOTAL, max_rows_per_epoch=PER_EPOCH)
+    source = DeltaSource(folder / "in", starting_version=1, max_files_per_epoch=2)
     marked = flow.source("in", source).map("mark", Mark(1), returns="k bigint, n bigint, a int")
     counted = marked.key_by("by k", "k").process(
         "count", Count(1), returns="k bigint, n bigint, a int, b int, nth bigint", one_to_one=True

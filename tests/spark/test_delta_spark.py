@@ -1,4 +1,4 @@
-"""Tables of Delta Lake on Spark: as sink, on both runtimes and under kills, and as the table of a lookup."""
+"""Tables of Delta Lake on Spark: as source and sink, also under kills, and as the table of a lookup."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from midstream import DeltaSink, Flow, GeneratorSource, ListSource
+from midstream import DeltaSink, DeltaSource, Flow, GeneratorSource, ListSource, MemorySink
 from midstream.checkpoint.change_records import Outcome
+from midstream.errors import JobFailed
 from midstream.metrics import JobMetrics
+from midstream.testing import run_spark
 from tests.chaos.processes import live_through_kills
 from tests.spark.conftest import PATIENCE_S
-from tests.spark.lake_job import KEYS, TOTAL
+from tests.spark.lake_job import KEYS, PER_FILE, TOTAL
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'midstream[delta]'")
 
@@ -36,6 +38,39 @@ def test_both_runtimes_write_the_same_table(run: Callable[..., JobMetrics], tmp_
     run(flow)
     wanted = [{**row, "epoch": epoch} for epoch, rows in enumerate(epochs) for row in rows]
     assert sorted(rows_of(tmp_path / "lake"), key=lambda row: row["n"]) == wanted
+
+
+def add(path: Path, *numbers: int) -> None:
+    deltalake.write_deltalake(path, pa.table({"n": pa.array(numbers, pa.int64())}), mode="append")
+
+
+def test_a_table_is_read_once_also_across_restarts_and_while_it_grows(spark: Any, tmp_path: Path) -> None:
+    table, out = tmp_path / "in", MemorySink()
+    for n in range(5):
+        add(table, n, 10 * n + 100)
+    flow = Flow("versions")
+    flow.source("lake", DeltaSource(table, max_files_per_epoch=2)).sink("out", out)
+    run_spark(flow, spark, checkpoint=str(tmp_path / "c"))
+    assert [rows.num_rows for _, rows in sorted(out.tables.items())] == [4, 4, 2]
+    add(table, 5)
+    assert deltalake.DeltaTable(table).optimize.compact()["numFilesRemoved"] == 6
+    with flow.start(spark, checkpoint=str(tmp_path / "c"), trigger="100 ms") as job:
+        for n in (6, 7):
+            add(table, n)
+            for seen in job.watch():
+                if any(row["n"] == n for row in out.rows):
+                    break
+                assert seen.epoch < 1_000
+    wanted = [*range(8), *range(100, 150, 10)]
+    assert sorted(row["n"] for row in out.rows) == wanted
+    deltalake.DeltaTable(table).delete("n = 1")
+    with pytest.raises(JobFailed, match="removes or replaces rows"):
+        run_spark(flow, spark, checkpoint=str(tmp_path / "c"))
+    add(table, 8)
+    flow = Flow("versions")
+    flow.source("lake", DeltaSource(table, changes="skip")).sink("out", out)
+    run_spark(flow, spark, checkpoint=str(tmp_path / "c"))
+    assert sorted(row["n"] for row in out.rows) == sorted([*wanted, 8])
 
 
 @pytest.mark.slow
@@ -82,8 +117,13 @@ def test_a_lookup_follows_the_versions_of_a_table(spark: Any, tmp_path: Path) ->
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("seed", [1])
 def test_changes_and_kills_leave_each_row_once(seed: int, tmp_path: Path) -> None:
-    """Workers and drivers die while a job is changed. The oracle counts the rows of each key."""
+    """Workers and drivers die while a job from table to table is changed. The oracle counts the rows of each key."""
     folder = tmp_path.resolve()
+    deltalake.DeltaTable.create(folder / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    for first in range(0, TOTAL, PER_FILE):
+        numbers = range(first, first + PER_FILE)
+        rows = pa.table({"k": [n % KEYS for n in numbers], "n": list(numbers)})
+        deltalake.write_deltalake(folder / "in", rows, mode="append")
     live_through_kills(folder, "tests.spark.lake_job", random.Random(seed))
 
     rows = rows_of(folder / "lake")

@@ -33,6 +33,7 @@ def test_midstream_exports_exactly_these_names():
         "Controller",
         "DatabaseSink",
         "DeltaSink",
+        "DeltaSource",
         "Drain",
         "Executors",
         "FileSink",

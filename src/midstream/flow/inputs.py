@@ -11,10 +11,14 @@ import pyarrow as pa
 from midstream.data.durations import duration
 from midstream.data.schema import conform, from_spark, parse_ddl, require_columns, to_ddl, type_name
 from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.flow.delta_source import DeltaSource
 from midstream.flow.functions import pack
 from midstream.flow.model import Source
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.storage.blobs import Blob
+
+DescribedSource = GeneratorSource | ListSource | DeltaSource
+"""Sources of midstream's own, which can be stored. Any other one is a streaming DataFrame."""
 
 
 def _is_dataframe(value: Any) -> bool:
@@ -31,12 +35,12 @@ def _dataframe_schema(df: Any, what: str) -> pa.Schema:
 
 def describe_stream(stream: Any, what: str) -> tuple[pa.Schema, str | None]:
     """Schema of a source's stream, and its event-time column if the stream itself defines one."""
-    if isinstance(stream, GeneratorSource | ListSource):
+    if isinstance(stream, DescribedSource):
         return stream.schema, stream.event_time
     if not _is_dataframe(stream):
         raise SourceError(
-            f"{what}: expected a streaming DataFrame (spark.readStream…load()), a GeneratorSource or a ListSource, "
-            f"found {type(stream).__name__}"
+            f"{what}: expected a streaming DataFrame (spark.readStream…load()), a GeneratorSource, a ListSource or a "
+            f"DeltaSource, found {type(stream).__name__}"
         )
     if not stream.isStreaming:
         raise SourceError(
@@ -71,7 +75,7 @@ def describe_source(
 
 def packed_source(stream: Any, name: str) -> Blob | None:
     """A source's stream as a blob; None for a DataFrame, which belongs to the process that made it."""
-    return pack(stream, name) if isinstance(stream, GeneratorSource | ListSource) else None
+    return pack(stream, name) if isinstance(stream, DescribedSource) else None
 
 
 def describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:

@@ -14,6 +14,7 @@ from midstream.data.schema import conform
 from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import FlowError, MidstreamError, SchemaError, SourceError
+from midstream.flow.delta_source import DeltaSource, TableReader
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.model import Graph, Operator, Sink, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
@@ -154,8 +155,15 @@ def cut_epochs(name: str, source: Any) -> Iterator[list[list[pa.RecordBatch]]]:
             for start in range(0, source.total, size):
                 ranges = source.split(start, min(start + size, source.total))
                 yield [list(source.rows(*each, start_us=0)) for each in ranges]
+        case DeltaSource():
+            reader = TableReader(source)
+            newest, at = reader.newest(), reader.begin()
+            while (end := reader.advance(at, newest, source.max_files_per_epoch)) != at:
+                files = reader.files_between(at, end)
+                yield [list(source.rows(share)) for share in source.shares(files)] or [[]]
+                at = end
         case _:
             raise SourceError(
-                f"source {name!r} is a DataFrame, which needs Spark; on the local runtime use a ListSource or a "
-                f"GeneratorSource"
+                f"source {name!r} is a DataFrame, which needs Spark; on the local runtime use a ListSource, a "
+                f"GeneratorSource or a DeltaSource"
             )

@@ -7,6 +7,7 @@ the same range of offsets gives the same rows again:
 - generator: ``{"start_us": when the stream began, "index": the next event}``. What is due is decided by the wall clock
   since ``start_us``, also while the query was down: the load does not wait for the system under test.
 - list: ``{"epoch": the next epoch}``.
+- table: see :mod:`.delta_reader`.
 
 An available-now run reads a finite source to its end, without waiting for the clock; from an endless generator it reads
 what was due when it began.
@@ -28,7 +29,9 @@ from pyspark.sql.types import StructType
 
 from midstream.data.schema import to_ddl
 from midstream.errors import SourceError
+from midstream.flow.delta_source import DeltaSource
 from midstream.flow.functions import pack
+from midstream.flow.inputs import DescribedSource
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.pace import read_row_limit
@@ -43,6 +46,8 @@ from pyspark.sql.streaming.datasource import (  # noqa: E402
     SupportsTriggerAvailableNow,
 )
 
+from midstream.runtime.spark.delta_reader import DeltaReader  # noqa: E402  # it needs the same
+
 __all__ = ["stream_of"]
 
 _OPTION = "description"
@@ -51,14 +56,14 @@ _ROW_LIMIT = "rowlimit"
 Offset = dict[str, int]
 
 
-def stream_of(spark: SparkSession, source: GeneratorSource | ListSource, row_limit: str | None = None) -> DataFrame:
+def stream_of(spark: SparkSession, source: DescribedSource, row_limit: str | None = None) -> DataFrame:
     """A streaming DataFrame of the source's rows.
 
     The source is pickled like the operators' functions: by value, unless it comes from an installed package.
     ``row_limit`` is a file on this machine with a generator's limit of rows per epoch, see :class:`.RowLimit`.
     """
-    if not isinstance(source, GeneratorSource | ListSource):
-        raise SourceError(f"a source must be a GeneratorSource or a ListSource; found {source!r}")
+    if not isinstance(source, DescribedSource):
+        raise SourceError(f"a source must be a GeneratorSource, a ListSource or a DeltaSource; found {source!r}")
     _register(spark)
     description = base64.b64encode(pack(source, type(source).__name__).data).decode()
     reader = spark.readStream.format(SourceDescription.name()).option(_OPTION, description)
@@ -70,7 +75,7 @@ class SourceDescription(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.source: GeneratorSource | ListSource = pickle.loads(base64.b64decode(options[_OPTION]))
+        self.source: DescribedSource = pickle.loads(base64.b64decode(options[_OPTION]))
         self.row_limit = options.get(_ROW_LIMIT)
 
     @classmethod
@@ -86,6 +91,8 @@ class SourceDescription(DataSource):
         """The reader for this kind of source."""
         if isinstance(self.source, GeneratorSource):
             return GeneratorReader(self.source, row_limit=self.row_limit)
+        if isinstance(self.source, DeltaSource):
+            return DeltaReader(self.source)
         return ListReader(self.source)
 
 

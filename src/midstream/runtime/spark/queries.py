@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.source_positions import require_one_line_each
 from midstream.errors import CheckpointError, SourceError
+from midstream.flow.inputs import DescribedSource
 from midstream.flow.model import Graph
-from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.runtime.spark.callback import on_each_batch
 from midstream.runtime.spark.epoch import unite_inlets
 from midstream.runtime.spark.generator_source import stream_of
@@ -72,7 +72,7 @@ class Queries:
 
 def source_stream(spark: SparkSession, name: str, stream: Any, row_limit: RowLimit) -> DataFrame:
     """The streaming DataFrame of a source."""
-    if isinstance(stream, GeneratorSource | ListSource):
+    if isinstance(stream, DescribedSource):
         return stream_of(spark, stream, row_limit.path)
     if not isinstance(stream, DataFrame):
         raise SourceError(
