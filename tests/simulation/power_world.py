@@ -147,17 +147,17 @@ class World:
 
     @contextmanager
     def _promising(self) -> Iterator[None]:
-        commit, keep, note = Checkpoint.commit, ChangeLog.keep, self.recorder.note
+        commit, append, note = Checkpoint.commit, ChangeLog._append, self.recorder.note
 
         def committing(checkpoint: Checkpoint, manifest: Manifest) -> None:
             commit(checkpoint, manifest)
             note(Promised(Committed(manifest.epoch)))
 
         def keeping(log: ChangeLog, record: ChangeRecord) -> None:
-            keep(log, record)
+            append(log, record)
             note(Promised(Kept(record.number, record.outcome)))
 
-        with patch.object(Checkpoint, "commit", committing), patch.object(ChangeLog, "keep", keeping):
+        with patch.object(Checkpoint, "commit", committing), patch.object(ChangeLog, "_append", keeping):
             yield
 
 

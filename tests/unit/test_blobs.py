@@ -113,67 +113,48 @@ def test_blobs_put_together_are_synced_once_when_the_block_ends(tmp_path):
         assert len(recorder.operations) == count, "nothing to do"
 
 
-def test_blobs_synced_ahead_are_synced_within_the_block_and_once(tmp_path):
-    store, recorder, blobs = BlobStore(str(tmp_path)), Recorder(), [Blob.of(b"model"), Blob.of(b"program")]
-    paths = [str(tmp_path / blob.digest[:2] / blob.digest) for blob in blobs]
-    synced = threading.Event()
-
-    def sync(of_file, found=disk._sync_path):
-        found(of_file)
-        synced.set()
-
-    def times(path):
-        return recorder.operations.count(Synced(path, is_folder=False))
-
-    with pytest.MonkeyPatch.context() as patched, recorder.recording():
-        patched.setattr(disk, "_sync_path", sync)
-        with store.together():
-            store.put(blobs[0])
-            store.sync_ahead()
-            assert synced.wait(60), "the disk does not wait for the end of the block"
-            store.put(blobs[0])
-            store.sync_ahead()
-            store.put(blobs[1])
-        assert [times(path) for path in paths] == [1, 1]
-        assert recorder.operations.count(Synced(os.path.dirname(paths[0]), is_folder=True)) == 1
-        with store.together():
-            store.put(blobs[0])
-            store.sync_ahead()
-        assert times(paths[0]) == 1
+def test_blobs_of_a_block_can_be_synced_by_another_thread_and_only_once(tmp_path):
+    store, recorder, blob = BlobStore(str(tmp_path)), Recorder(), Blob.of(b"model")
+    synced = Synced(str(tmp_path / blob.digest[:2] / blob.digest), is_folder=False)
+    with recorder.recording():
+        with store.together() as put, store.together() as inner:
+            assert inner is put, "a block within another one is part of it"
+            store.put(blob)
+            other = threading.Thread(target=put.sync)
+            other.start()
+            other.join(60)
+            assert recorder.operations.count(synced) == 1
+        put.sync()
+        assert recorder.operations.count(synced) == 1
 
 
-def test_a_sync_ahead_that_fails_fails_the_block(tmp_path, monkeypatch):
-    failed = threading.Event()
-
+def test_a_sync_that_failed_once_fails_for_everyone_who_needs_it(tmp_path, monkeypatch):
     def broken(_):
-        failed.set()
         raise OSError(5, "Input/output error")
 
     store, blob = BlobStore(str(tmp_path)), Blob.of(b"model")
-
-    def put() -> None:
-        with store.together(), monkeypatch.context() as patched:
-            patched.setattr(disk, "_sync_path", broken)  # undone before the end: the system reports an error once
-            store.put(blob)
-            store.sync_ahead()
-            assert failed.wait(60)
-
+    with contextlib.suppress(KeyError), store.together() as put:
+        store.put(blob)
+        raise KeyError
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "_sync_path", broken)
+        with pytest.raises(CheckpointError, match="cannot sync blobs in"):
+            put.sync()
     with pytest.raises(CheckpointError, match=r"cannot sync blobs in .*Input/output error"):
-        put()
+        put.sync()  # the system reports an error once
     recorder = Recorder()
     with recorder.recording():
         store.put(blob)
     assert [each for each in recorder.operations if isinstance(each, Synced)], "it is not taken for synced"
 
 
-def test_without_durability_and_outside_a_block_nothing_is_synced_ahead(tmp_path):
+def test_without_durability_nothing_is_synced(tmp_path):
     recorder, blob = Recorder(), Blob.of(b"model")
     with recorder.recording():
         store = BlobStore(str(tmp_path), durable=False)
-        store.sync_ahead()
-        with store.together():
+        with store.together() as put:
             store.put(blob)
-            store.sync_ahead()
+            put.sync()
     assert not [each for each in recorder.operations if isinstance(each, Synced)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,40 @@ def test_entries_are_on_disk_when_they_are_kept_and_are_never_altered(tmp_path: 
     names = [operation.other for operation in recorder.operations if isinstance(operation, Renamed)]
     assert names == [str(tmp_path / "changes" / f"{entry:010d}.json") for entry in (1, 2, 3)]
     assert not any(isinstance(operation, Removed) for operation in recorder.operations)
+
+
+USES: dict[str, Callable[[ChangeLog], Any]] = {
+    "secure": lambda log: log.secure(),
+    "records": lambda log: log.records(),
+    "next number": lambda log: log.next_number(),
+    "keep": lambda log: log.keep(record_of(2)),
+    "owe": lambda log: log.owe(record_of(2), lambda: None),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_record_that_is_owed_gets_its_entry_before_the_log_is_used_again(tmp_path: Path, use: str) -> None:
+    log, at_sync = ChangeLog(str(tmp_path)), []
+    log.owe(record_of(1), lambda: at_sync.append(entries(tmp_path)))
+    assert entries(tmp_path) == []
+    USES[use](log)
+    assert at_sync == [[]], "what the record refers to comes first"
+    assert kept(again(log))[0] == (1, "pending")
+    log.secure()
+    assert len(at_sync) == 1
+
+
+@pytest.mark.parametrize("use", USES)
+def test_without_what_it_refers_to_a_record_has_no_entry_and_the_log_is_of_no_use(tmp_path: Path, use: str) -> None:
+    def broken() -> None:
+        raise CheckpointError("no disk")
+
+    log = ChangeLog(str(tmp_path))
+    log.owe(record_of(1), broken)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no disk"):
+            USES[use](log)
+    assert entries(tmp_path) == []
 
 
 def test_a_reader_sees_what_a_writer_adds(log: ChangeLog) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,21 +18,24 @@ import pytest
 from midstream import FileSink, Flow, ListSource, MemorySink, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.trial import Changes, Request
+from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sweeper import Sweeper
+from midstream.control.messages import ChangeBegun, Commit
 from midstream.control.run_book import RunBook
 from midstream.errors import CheckpointError, FlowError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
-from midstream.ids import Epoch
+from midstream.ids import Digest, Epoch
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime import driver as driver_module
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import DriverCrashed, EpochEntry
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.data import source_epochs
+from midstream.storage.blobs import BlobStore
 from midstream.testing import ChangeAt, Faults, run_local
 
 EPOCHS = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(4)]
@@ -148,23 +151,26 @@ def test_sinks_and_state_agree_after_a_crash_at_any_step_of_a_commit(
         assert skipped.totals() == state_totals(tmp_path / "c"), "what a sink has skipped was the same"
 
 
+def note_calls(monkeypatch: pytest.MonkeyPatch, notes: list[str], owner: Any, name: str, step: str) -> None:
+    """Have a method note its calls, and work as before."""
+    real = getattr(owner, name)
+
+    def call(*given: Any, **options: Any) -> Any:
+        notes.append(step)
+        return real(*given, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
 def test_the_steps_of_a_commit_come_in_the_order_that_the_driver_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     steps: list[str] = []
-
-    def noted(owner: Any, name: str, step: str) -> None:
-        real = getattr(owner, name)
-
-        def call(*given: Any, **options: Any) -> Any:
-            steps.append(step)
-            return real(*given, **options)
-
-        monkeypatch.setattr(owner, name, call)
-
+    noted = partial(note_calls, monkeypatch, steps)
     noted(RunBook, "seal", "2 sealed")
     noted(driver_module, "keep_index", "3 index of histories")
     noted(local._Runtime, "secure", "4 log secured")
+    noted(Changes, "secure", "4 changes secured")
     noted(Checkpoint, "commit", "5 manifest")
     noted(SinkFolders, "publish", "6 sinks")
     noted(Changes, "committed", "7 changes")
@@ -178,8 +184,14 @@ def test_the_steps_of_a_commit_come_in_the_order_that_the_driver_promises(
     assert before == "8 sweep\n", "at the start"
     assert len(epochs) == len(EPOCHS)
     order = [
-        "3 index of histories", "4 log secured", "5 manifest", "6 sinks", "7 changes", "8 sweep", "9 users"
-    ]  # fmt: skip
+        "3 index of histories",
+        *("4 log secured", "4 changes secured"),
+        "5 manifest",
+        "6 sinks",
+        "7 changes",
+        "8 sweep",
+        "9 users",
+    ]
     assert [epoch.split("\n")[:-1] for epoch in epochs] == [order] * len(EPOCHS)
 
 
@@ -295,6 +307,46 @@ def test_a_change_overtaken_by_another_is_checked_again(driver: Driver):
     changing.join(60)
     assert driver.changes.on_trial is first
     assert driver.changes.newest().revision == first.revision + 1, "the other one waits behind it"
+
+
+def test_tasks_are_told_before_a_change_is_on_disk_and_no_epoch_is_committed_before_it_is(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+):
+    asked, may_go_on, settle = threading.Event(), threading.Event(), BlobStore._settle
+    told: list[bool] = []
+
+    def slow(store: BlobStore, digests: Collection[Digest]) -> None:
+        if threading.current_thread() is changing:
+            asked.set()
+            assert may_go_on.wait(60)
+        settle(store, digests)
+
+    def sealed(*_: Any) -> list[Commit]:
+        return [Commit(Epoch(0), driver.changes.newest().revision, (), 1, {})]
+
+    changing = threading.Thread(
+        target=partial(driver.changing.request, requested(Update("P", Tally(7)), preflight=False))
+    )
+    run = driver.begin(Epoch(0), EpochEntry(0))
+    assert run is not None
+    monkeypatch.setattr(BlobStore, "_settle", slow)
+    monkeypatch.setattr(driver, "tell", lambda event: told.append(isinstance(event, ChangeBegun)))
+    changing.start()
+    assert asked.wait(60)
+    assert told == [True], "the disk comes after the tasks"
+
+    monkeypatch.setattr(driver._control, "tell", sealed)
+    committing = threading.Thread(target=partial(driver._commit, run, 0.0, 0.0))
+    written: list[str] = []
+    noted = partial(note_calls, monkeypatch, written)
+    noted(ChangeLog, "_append", "change")
+    noted(Checkpoint, "commit", "manifest")
+    committing.start()
+    committing.join(60)
+    assert written == ["change", "manifest"], "who needs it on disk does not wait for the other thread"
+    may_go_on.set()
+    changing.join(60)
+    assert len(written) == 2, "once"
 
 
 def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(driver: Driver):

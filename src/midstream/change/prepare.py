@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +40,7 @@ from midstream.flow.knobs import in_words
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add
 from midstream.flow.sinks import MemorySink
+from midstream.flow.source_text import source_text
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.operators.plan_edits import resolved
@@ -439,18 +439,10 @@ def _label(function: Any) -> str:
 
 
 def _source(function: Any) -> str:
-    """The function's source text, if it can be found; shown in the history.
-
-    For an object, the text of its ``__call__``: to find the text of a class, Python would parse its whole module.
-    """
+    """The text of a payload's functions; shown in the history."""
     if isinstance(function, list | tuple):
         return "\n".join(_source(one) for one in function)
-    if isinstance(function, Transaction):
-        function = function.function
-    subject = type(function).__call__ if callable(function) and not inspect.isroutine(function) else function
-    with contextlib.suppress(OSError, TypeError):
-        return inspect.getsource(subject)
-    return ""
+    return source_text(function.function if isinstance(function, Transaction) else function)
 
 
 def stage_of(plan: Plan) -> dict[str, StageIndex]:

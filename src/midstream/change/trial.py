@@ -180,8 +180,18 @@ class Changes:
             return queue[-1].change.prepared.after
         return self.configuration if self._trial is None else self._trial.change.prepared.after
 
-    def request(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
-        """Take a checked change; it waits if another one is in progress. The caller enacts what is ready."""
+    def request(
+        self,
+        request: Request,
+        prepared: PreparedChange,
+        preparation_ms: float,
+        sync: Callable[[], None] = lambda: None,
+    ) -> Change:
+        """Take a checked change; it waits if another one is in progress. The caller enacts what is ready.
+
+        Its record is not on disk before :meth:`secure`, which calls ``sync`` first, to have its blobs there unless they
+        are.
+        """
         record = ChangeRecord(
             number=self._log.next_number(),
             revision=prepared.after.revision,
@@ -196,7 +206,7 @@ class Changes:
             time_limit_s=request.time_limit_s,
             deployed=request.deploys,
         )
-        self._log.keep(record)
+        self._log.owe(record, sync)
         self._highest = Revision(prepared.after.revision)
         change = Change(prepared, record, self._stopwatch)
         if self._trial is None:
@@ -204,6 +214,10 @@ class Changes:
         else:
             self._queue.append(_Queued(change, request))
         return change
+
+    def secure(self) -> None:
+        """Have all records on disk. Without them, nothing that ran under a change may be committed."""
+        self._log.secure()
 
     def refuse(self, request: Request, error: Exception) -> None:
         """Record that a change was refused."""

@@ -3,7 +3,7 @@
 An entry is a file: a record at some moment, and a checksum. A record has an entry for its beginning and one for each
 later event; its last entry counts. The entries themselves are numbered without gaps, so that a missing one is noticed.
 
-An entry is on disk before anybody is told about it. So a torn *last* entry was never reported to anybody: it is left
+An entry is on disk before a reader is told about it. So a torn *last* entry was never reported to anybody: it is left
 out, and set aside by the next entry. Any other damage is an error.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import threading
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -56,11 +57,35 @@ class EntryLog(Generic[R]):
         self._records: dict[int, R] = {}
         self._read = 0
         self._torn: str | None = None
+        self._owed: tuple[R, Callable[[], None]] | None = None
+        """A record without an entry yet, and what has to be called before it gets one."""
         self._lock = threading.Lock()
 
     def keep(self, record: R) -> None:
         """Add an entry, which replaces the earlier ones of this record."""
         self._write(record)
+
+    def owe(self, record: R, sync: Callable[[], None]) -> None:
+        """Take a record whose entry is added later: by the next call of any method, in whatever thread.
+
+        :param sync: has all on disk that the record refers to; called before its entry is added.
+        """
+        with self._lock:
+            self._pay()
+            self._owed = record, sync
+
+    def secure(self) -> None:
+        """Have all records on disk that the log was given."""
+        with self._lock:
+            self._pay()
+
+    def _pay(self) -> None:
+        if self._owed is None:
+            return
+        record, sync = self._owed
+        sync()
+        self._append(record)
+        self._owed = None
 
     def _records_in(self, entry: Any) -> tuple[R, ...]:
         """The records of an entry."""
@@ -68,23 +93,29 @@ class EntryLog(Generic[R]):
 
     def _write(self, entry: msgspec.Struct) -> None:
         with self._lock:
-            self._catch_up()
-            if self._torn is not None:
-                set_aside(self._fs, self._torn, durable=self._durable)
-                self._torn = None
-            data = with_checksum(write_struct(entry))
-            write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable, checked=True)
-            self._add(entry)
+            self._pay()
+            self._append(entry)
+
+    def _append(self, entry: msgspec.Struct) -> None:
+        self._catch_up()
+        if self._torn is not None:
+            set_aside(self._fs, self._torn, durable=self._durable)
+            self._torn = None
+        data = with_checksum(write_struct(entry))
+        write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable, checked=True)
+        self._add(entry)
 
     def records(self) -> list[R]:
         """All records, oldest first, each from its last entry."""
         with self._lock:
+            self._pay()
             self._catch_up()
             return [self._records[number] for number in sorted(self._records)]
 
     def next_number(self) -> int:
         """The number of the next record."""
         with self._lock:
+            self._pay()
             self._catch_up()
             return max(self._records, default=0) + 1
 

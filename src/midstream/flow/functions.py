@@ -19,7 +19,8 @@ import sysconfig
 import threading
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -204,19 +205,29 @@ def _user_modules_by_value() -> Iterator[None]:
                     cloudpickle.unregister_pickle_by_value(module)
 
 
-_judged: dict[str, tuple[types.ModuleType, bool]] = {}
-"""Loaded modules as the last pack found them, and whether each is the user's."""
+@dataclass(frozen=True)
+class _Judged:
+    """Loaded modules as the last pack found them, and those of the user among them, by name."""
+
+    modules: Mapping[str, types.ModuleType]
+    users: Mapping[str, types.ModuleType]
+
+
+_judged = _Judged({}, {})
 
 
 def _users_modules() -> list[types.ModuleType]:
     """The loaded modules that are not installed. There are hundreds of modules, so each is judged once."""
     global _judged
-    known, judged = _judged, {}
-    for name, module in list(sys.modules.items()):
-        found = known.get(name)
-        judged[name] = found if found is not None and found[0] is module else (module, _is_users(name, module))
-    _judged = judged  # replaced as a whole: other threads may pack at the same time
-    return [module for module, is_users in judged.values() if is_users]
+    known, loaded = _judged, sys.modules.copy()
+    if loaded != known.modules:  # compared by identity, in a fraction of the time of a loop
+        users = {
+            name: module
+            for name, module in loaded.items()
+            if (name in known.users if known.modules.get(name) is module else _is_users(name, module))
+        }
+        _judged = known = _Judged(loaded, users)  # replaced as a whole: other threads may pack at the same time
+    return list(known.users.values())
 
 
 def _installed_roots() -> tuple[Path, ...]:

@@ -59,34 +59,39 @@ class ChangeDesk:
             return prepared
 
     def request(self, request: Request) -> Change:
-        """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
-        with self._checkpoint.blobs.holds.preparing():  # until its blobs are on record
-            return self._request(request)
+        """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded.
 
-    def _request(self, request: Request) -> Change:
-        driver, changes, blobs = self._driver, self._driver.changes, self._checkpoint.blobs
+        Tasks are told before anything of the change is on disk, so that nobody waits for the disk until its effect. No
+        epoch is committed before it is, and this method returns after that. Until then, a loss of power loses the
+        change together with all that ran under it.
+        """
+        blobs = self._checkpoint.blobs
+        with blobs.holds.preparing():  # until its blobs are on record
+            with blobs.together() as put:
+                change = self._request(request, put.sync)
+            self._driver.changes.secure()
+        return change
+
+    def _request(self, request: Request, sync: Callable[[], None]) -> Change:
+        driver, changes = self._driver, self._driver.changes
         began = self._stopwatch()
         try:
             # Everything that runs the user's code comes first, without the lock; epochs continue meanwhile.
-            with blobs.together():  # synced before the record of the change refers to them
-                request = changes.store(request)
-                prepared = changes.check(request)
-                self._edge.check_knobs(tuned_by(request.edits))
-                self._check_sources(prepared)
-                blobs.sync_ahead()  # the disk is at work while the preflight is
-                if request.preflight:
-                    self._try(prepared)
-                difference = prepared.merged.difference
-                self._sinks.claim(
-                    prepared.after.graph, {*difference.added, *difference.replaced}, self._edge.check_sinks
-                )
+            request = changes.store(request)
+            prepared = changes.check(request)
+            self._edge.check_knobs(tuned_by(request.edits))
+            self._check_sources(prepared)
+            if request.preflight:
+                self._try(prepared)
+            difference = prepared.merged.difference
+            self._sinks.claim(prepared.after.graph, {*difference.added, *difference.replaced}, self._edge.check_sinks)
             while True:
                 with self._lock:
                     driver.require_not_stopping()
                     if reassignments_in(request.edits):
                         driver.migrations.schedule.require_free("a change that moves bins")
                     if changes.is_current(prepared):
-                        return self._take(request, prepared, 1000 * (self._stopwatch() - began))
+                        return self._take(request, prepared, 1000 * (self._stopwatch() - began), sync)
                 prepared = changes.check(request)  # another change came first
         except MidstreamError as error:
             with self._lock:
@@ -112,8 +117,10 @@ class ChangeDesk:
             for note in run_preflight(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
 
-    def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
-        change = self._driver.changes.request(request, prepared, preparation_ms)
+    def _take(
+        self, request: Request, prepared: PreparedChange, preparation_ms: float, sync: Callable[[], None]
+    ) -> Change:
+        change = self._driver.changes.request(request, prepared, preparation_ms, sync)
         if self._driver.changes.on_trial is change:
             self._enact(change)
         return change

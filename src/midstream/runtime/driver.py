@@ -235,7 +235,8 @@ class Driver:
         1. A run that was given up meanwhile is not committed, although it finished.
         2. The coordinator agrees that the epoch is whole. From now on its tasks are fenced.
         3. The index of the histories for the auditor is written.
-        4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
+        4. The engine's own log of the epoch is on disk, without which nobody would know the manifest's rows; and so is
+           the record of a change that was requested meanwhile.
         5. The manifest is written. From now on the epoch counts, whatever happens.
         6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
         7. Changes, migrations and control operations are notified, before anything that depends on whether one is
@@ -265,6 +266,7 @@ class Driver:
             self._edge.at("sealed")
             # 4.
             self._edge.secure(run)
+            self.changes.secure()
             # 5.
             now = self._wall()
             ended_with = self.changes.run_of(commit, run.configuration)

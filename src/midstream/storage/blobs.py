@@ -12,8 +12,7 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -219,24 +218,23 @@ def is_local(fs: pafs.FileSystem) -> bool:
     return isinstance(fs, pafs.LocalFileSystem)
 
 
-class _Together:
+class Together:
     """The blobs of one :meth:`BlobStore.together`."""
 
-    def __init__(self) -> None:
+    def __init__(self, sync: Callable[[Collection[Digest]], None]) -> None:
         self.blobs: dict[Digest, bytes] = {}
-        self.ahead: dict[Digest, Future[None]] = {}
-        """Syncs that have begun. Their errors count: a later sync of the same file need not report one again."""
-        self._pool: ThreadPoolExecutor | None = None
+        self._sync = sync
+        self._error: CheckpointError | None = None
 
-    def sync_ahead(self, digests: Collection[Digest], sync: Callable[[], None]) -> None:
-        """Begin to sync some blobs."""
-        self._pool = self._pool or ThreadPoolExecutor(1, "midstream-disk")
-        self.ahead.update(dict.fromkeys(digests, self._pool.submit(sync)))
-
-    def close(self) -> None:
-        """Wait for syncs that have begun; the thread ends."""
-        if self._pool is not None:
-            self._pool.shutdown()
+    def sync(self) -> None:
+        """Have them on disk when this returns. For any thread, once no more are put."""
+        if self._error is not None:  # the system reports an error once
+            raise self._error
+        try:
+            self._sync(self.blobs)
+        except CheckpointError as error:
+            self._error = error
+            raise
 
 
 class BlobStore:
@@ -270,59 +268,45 @@ class BlobStore:
             if not self._holds(path, blob):
                 self._settled.discard(blob.digest)  # it was removed since
                 write_atomically(self._fs, path, blob.data, durable=False)
-        group: _Together | None = getattr(self._here, "together", None)
+        group: Together | None = getattr(self._here, "together", None)
         if group is None:
-            self._settle([blob.digest], {})
+            self._settle([blob.digest])
         else:
             group.blobs[blob.digest] = blob.data
         return blob.digest
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> Iterator[Together]:
         """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends.
 
         Until then they stay in memory, so :meth:`get` need not read what was just made.
         """
-        if getattr(self._here, "together", None) is not None:  # within another one, which ends later
-            yield
+        outer: Together | None = getattr(self._here, "together", None)
+        if outer is not None:  # it ends later
+            yield outer
             return
-        group = _Together()
+        group = Together(self._settle)
         self._here.together = group
         try:
-            yield
+            yield group
         finally:
             self._here.together = None
-            group.close()
-        self._settle(group.blobs, group.ahead)
+        group.sync()
 
-    def sync_ahead(self) -> None:
-        """Begin to sync what this thread's :meth:`together` has put so far, beside what follows in the block."""
-        group: _Together | None = getattr(self._here, "together", None)
-        if group is not None and (due := self._unsynced(each for each in group.blobs if each not in group.ahead)):
-            group.sync_ahead(due, partial(self._sync, due))
-
-    def _settle(self, digests: Collection[Digest], ahead: Mapping[Digest, Future[None]]) -> None:
+    def _settle(self, digests: Collection[Digest]) -> None:
         """Sync blobs. Not only those just written: a process that was killed may have left one that is not synced."""
-        try:
-            for sync in ahead.values():
-                sync.result()
-            self._sync(self._unsynced(digest for digest in digests if digest not in ahead))
-        except OSError as error:
-            raise CheckpointError(f"cannot sync blobs in {self.location!r}: {error}") from error
+        if self._durable and is_local(self._fs):
+            unsynced = disk.Unsynced()
+            for digest in digests:
+                if digest not in self._settled:
+                    unsynced.add_file(self._path(digest))
+            try:
+                if unsynced:
+                    make_folder(self._fs, self._root, durable=True)  # once
+                unsynced.sync()
+            except OSError as error:
+                raise CheckpointError(f"cannot sync blobs in {self.location!r}: {error}") from error
         self._settled.update(digests)
-
-    def _unsynced(self, digests: Iterable[Digest]) -> list[Digest]:
-        if not (self._durable and is_local(self._fs)):
-            return []
-        return [digest for digest in digests if digest not in self._settled]
-
-    def _sync(self, digests: Sequence[Digest]) -> None:
-        unsynced = disk.Unsynced()
-        for digest in digests:
-            unsynced.add_file(self._path(digest))
-        if unsynced:
-            make_folder(self._fs, self._root, durable=True)  # once
-        unsynced.sync()
 
     def _holds(self, path: str, blob: Blob) -> bool:
         """Whether a complete blob is there.
@@ -346,7 +330,7 @@ class BlobStore:
         """Fetch a blob and check that its content matches its name."""
         if self.holds.is_preparing:
             self.holds.touch(digest)
-        group: _Together | None = getattr(self._here, "together", None)
+        group: Together | None = getattr(self._here, "together", None)
         if group is not None and digest in group.blobs:
             return group.blobs[digest]
         path = self._path(digest)
