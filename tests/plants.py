@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from midstream.change.migration_goals import Rebalance
-from midstream.controllers.controller import Controller, Proposal
+from midstream.controllers.controller import Controller, Executors, Proposal
 from midstream.controllers.proposal_records import ProposalOutcome
 from midstream.controllers.situation import Situation, StageLoad
 from midstream.flow.edits import Rescale, Tune
@@ -109,9 +109,13 @@ class ScalePlant(Plant):
         noise: float = 0.1,
         skew: float = 0.0,
         cores: int = 16,
+        executors: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
+        self.executors = executors
+        """How many there are, if its manager can be asked; each has one core."""
+        self.executors_seen: list[int] = []
         self.load, self.capacity, self.noise, self.cores = load, capacity, noise, cores
         self.assignment = spread(partitions, BINS)
         self.weights = [1.0 + skew * (number < 8) for number in range(BINS)]
@@ -128,15 +132,20 @@ class ScalePlant(Plant):
         busy = seen.operators[0].busy_share
         work = tuple(busy * weight / sum(self.weights) for weight in self.weights)
         stage = StageLoad("by k", ("count",), self.assignment, work)
-        return Situation(seen, (stage,), {"pace": 0}, 2, self.cores, in_progress=self.in_progress)
+        executors, cores = (2, self.cores) if self.executors is None else (self.executors, self.executors)
+        asks = self.executors is not None
+        self.executors_seen.append(executors)
+        return Situation(seen, (stage,), {"pace": 0}, executors, cores, asks, in_progress=self.in_progress)
 
     def effect(self, operation: Any) -> Callable[[], None]:
-        """Rescale and rebalance."""
+        """Rescale, rebalance, and other numbers of executors."""
 
         def apply() -> None:
             match operation:
                 case Rescale(partitions=partitions):
                     self.assignment = rescaled(self.assignment, partitions)
+                case Executors(count=count):
+                    self.executors = count
                 case Rebalance():
                     self.assignment = balanced(self.assignment, self.weights)
                 case _:

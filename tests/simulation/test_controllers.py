@@ -56,10 +56,10 @@ def test_auto_scale_finds_the_least_number_of_partitions_and_stays_there(load: f
         desk = steer(plant, [AutoScale(between=(1, 16))], 160)
         # Noise of a tenth may call for one more, and the way down leaves a margin; bins are not quite even either.
         best = range(least(0.9 * load), least(1.1 * load / 0.8) + 2)
-        assert found(plant, best, 90), plant.settings
-        assert swings(plant.settings) <= 1
-        assert len(plant.changes) <= 6
-        assert all(each.outcome is ProposalOutcome.APPLIED for each in desk.proposals())
+        assert found(plant, best, 120), plant.settings
+        assert swings(plant.settings) <= 3, "down if it began with too many, and a try with fewer"
+        assert len(plant.changes) <= 8
+        assert {each.outcome for each in desk.proposals()} <= {ProposalOutcome.APPLIED, ProposalOutcome.PENDING}
         assert plant.lengths[-1] < 1.0, "the job keeps up"
 
 
@@ -83,7 +83,32 @@ def test_auto_scale_learns_that_a_partition_cannot_be_busy_all_the_time(capacity
     steer(plant, [AutoScale(utilisation=0.9)], 160)
     assert plant.lengths[-1] < 1.0, "by busy time alone, two would be enough for 0.6"
     assert plant.settings[-1] >= math.ceil(1.5 / capacity)
-    assert swings(plant.settings) <= 1
+    assert swings(plant.settings) <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("capacity", "best"), [(0.6, range(5, 7)), (1.0, range(4, 5))])
+def test_auto_scale_comes_down_from_a_busy_hour_as_far_as_the_job_keeps_up(
+    capacity: float, best: range, seed: int
+) -> None:
+    """With 0.6 of a core to a partition, four would just do: epochs get longer and longer."""
+    plant = ScalePlant(lambda epoch: 6.0 if 60 <= epoch < 160 else 2.2, 2, capacity=capacity, seed=seed)
+    steer(plant, [AutoScale()], 800)
+    ending = plant.settings[500:]
+    assert plant.settings[-1] in best
+    assert sum(each in best for each in ending) >= 0.9 * len(ending), "but for a try now and then"
+    assert max(plant.lengths[500:]) < 1.0
+    assert turns_within(plant.settings, TURNS_WITHIN) <= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auto_scale_asks_for_executors_and_gives_them_back(seed: int) -> None:
+    plant = ScalePlant(lambda epoch: 3.5 if 60 <= epoch < 160 else 1.2, 2, executors=2, seed=seed)
+    steer(plant, [AutoScale(executors=(1, 6))], 500)
+    assert max(plant.executors_seen[:160]) in range(least(0.9 * 3.5), 7)
+    assert plant.settings[-1] == 2
+    assert plant.executors_seen[-1] == 2
+    assert swings(plant.executors_seen) == 1
 
 
 def test_auto_scale_keeps_its_limits_and_those_of_the_cluster() -> None:
@@ -273,7 +298,7 @@ def test_scale_and_balance_together_reach_what_each_would_alone(seed: int) -> No
     assert imbalance(plant.assignment, plant.weights) <= max(
         1.2, imbalance(balanced_of(plant), plant.weights) / 0.95 + 1e-9
     )
-    assert len(plant.changes) <= 3
+    assert len(plant.changes) <= 4
     numbers = [each.number for each in desk.proposals()]
     assert numbers == sorted(set(numbers)), "one order"
 

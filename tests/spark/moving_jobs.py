@@ -7,14 +7,19 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from benchmarks.executors import resize
-from midstream import FileSink, Flow, ListSource, MemorySink, Outcome, local_session
+from midstream import Controller, FileSink, Flow, ListSource, MemorySink, Outcome, Proposal, Situation, local_session
+from midstream.controllers.controller import Executors
+from midstream.controllers.proposal_records import ProposalOutcome
 from midstream.data.hashing import bins_of as bins_of_hashes
 from midstream.data.hashing import hash_columns
 from midstream.errors import FlowError
@@ -198,3 +203,45 @@ def go_on(folder: str) -> None:
     assert record.outcome is Outcome.APPLIED
     print("last epoch", job.progress[-1].epoch, len(job.assignment()[0].partitions))
     spark.stop()
+
+
+@dataclass(frozen=True)
+class Wants(Controller):
+    """Wants these numbers of executors, one after the other."""
+
+    counts: tuple[int, ...]
+
+    def first(self) -> Any:
+        return self.counts
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        left = memory[1:] if memory and seen.executors == memory[0] else memory
+        if seen.in_progress is not None or not left:
+            return (), left
+        return [Proposal(Executors(left[0]), "a test")], left
+
+
+def ask_and_give_back(folder: str) -> None:
+    """A controller gives one of three executors back, asks for another one, and gives back two, one with bins."""
+    with cluster("3") as spark:
+        job, out = start(spark, folder, 2)
+        wait_epochs(job, 5)
+        before = bins_of(job)
+        job.attach(Wants((2, 3, 1)))
+        deadline = time.monotonic() + PATIENCE_S
+        while len(done := applied(job)) < 3 and time.monotonic() < deadline:
+            wait_epochs(job, 1)
+        wait_epochs(job, 5)
+        result = {
+            "before": before,
+            "left": bins_of(job),
+            "applied": done,
+            "failed": [each.error for each in job.proposals() if each.outcome is ProposalOutcome.FAILED],
+            "history": [(each.by, str(each.outcome)) for each in job.history()],
+        }
+        job.stop()
+        print(json.dumps({**result, "exact": is_exact(job, out)}))
+
+
+def applied(job: Job) -> list[str]:
+    return [each.operation for each in job.proposals() if each.outcome is ProposalOutcome.APPLIED]

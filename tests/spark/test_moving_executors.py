@@ -37,6 +37,18 @@ def test_executors_are_drained_and_removed_until_one_is_left(run_job: RunJob) ->
     assert found["failed"] == ["applied", "applied"]
 
 
+@pytest.mark.slow
+def test_a_controller_asks_for_an_executor_and_gives_back_those_that_it_does_not_need(run_job: RunJob) -> None:
+    found = run_job(moving_jobs.ask_and_give_back)
+    assert found["exact"]
+    assert sorted(found["before"].values()) == [0, 16, 16]
+    assert found["applied"] == ["have 2 executors", "have 3 executors", "have 1 executor"]
+    assert found["failed"] == []
+    assert len(found["left"]) == 1
+    assert sum(found["left"].values()) == moving_jobs.BINS
+    assert found["history"] == [["Wants", "applied"]], "only one of them had bins, and was drained"
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("who", ["giver", "taker"])
 def test_a_drain_ends_although_an_executor_is_killed_during_it(run_job: RunJob, who: str) -> None:

@@ -31,6 +31,7 @@ from midstream import (
     Update,
 )
 from midstream.controllers.arbiter import HOLD, LONGEST_REST, MOST_AT_ONCE, REST, Arbiter, _Claim, _Failures
+from midstream.controllers.auto_scale import SPARE
 from midstream.controllers.proposal_records import ProposalOutcome, ProposalRecord
 from midstream.controllers.situation import StageLoad
 from midstream.errors import FlowError
@@ -537,6 +538,29 @@ def test_auto_scale_uses_executors_that_have_joined():
         )
         found += proposals
     assert found[0].operation == Rescale(4, "by k")
+
+
+def test_auto_scale_gives_an_executor_back_that_was_spare_for_long_and_does_not_insist():
+    policy = AutoScale(executors=(2, 4), between=(2, 8))
+    memory, last = policy.first(), None
+    wanted: list[tuple[int, object]] = []
+    for epoch in range(120):
+        proposals, memory = policy.decide(
+            busy(epoch, 1.2, executors=4, cores=4, partitions=2, can_ask_for_executors=True, last=last), memory
+        )
+        for each in proposals:
+            wanted.append((epoch, each.operation))
+            last = ProposalRecord(
+                number=1, controller="a", epoch=epoch, proposed_at=0.0, outcome=ProposalOutcome.FAILED, operation="o"
+            )
+    assert [operation for _, operation in wanted] == [Executors(3)], "it could not be given back"
+    assert wanted[0][0] >= SPARE
+    memory = policy.first()
+    for epoch in range(60):
+        proposals, memory = policy.decide(
+            busy(epoch, 1.2, executors=2, cores=2, partitions=2, can_ask_for_executors=True), memory
+        )
+        assert proposals == (), "two are to stay"
 
 
 @pytest.mark.parametrize(

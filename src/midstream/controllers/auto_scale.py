@@ -29,6 +29,15 @@ LEAST_CAPACITY = 0.5
 FALLING_BEHIND = 0.1
 """A job whose lag grows by this many seconds per second cannot keep up."""
 MOST_GROWTH = 1.0
+TRY_AFTER, LONGEST_WAIT = 50, 2_000
+"""Epochs in which all is well until fewer partitions are tried than are known to be enough, the first time and at most;
+each try that fails doubles them."""
+TRY_SHARE = 4
+"""A try takes away one partition, or this part of them if that is more."""
+TRY_LAG = 1.5
+"""A try has failed if epochs are longer by more than this factor, besides what fewer partitions explain."""
+SPARE = 30
+"""Epochs in which executors must have been spare before one is given back."""
 USEFUL = 0.9
 """If more than this share of the latency remains, more partitions were of no use."""
 
@@ -44,6 +53,47 @@ class _StageSample:
     """How busy a partition was, of a core."""
     growth: float
     """Seconds by which the lag grew in a second."""
+    lag_ms: float
+
+
+@dataclass(frozen=True)
+class _Try:
+    """How things were before fewer partitions were tried."""
+
+    partitions: int
+    capacity: float
+    lag_ms: float
+
+
+@dataclass(frozen=True)
+class _Missed:
+    """A try that has failed: as many partitions, or fewer, are tried again for such a demand after a long wait."""
+
+    partitions: int
+    demand: float
+    wait: int
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    """What is known of a stage besides its newest epochs."""
+
+    capacity: float = 1.0
+    """How much of a core a partition keeps busy when the job cannot keep up, as far as is known."""
+    was_behind: bool = False
+    """Whether the job could not keep up in the last epochs."""
+    calm: int = 0
+    """Epochs in which all was well."""
+    before: _Try | None = None
+    """If the newest change was a try."""
+    missed: _Missed | None = None
+    """The newest try that has failed."""
+
+    def wait_for(self, partitions: int, demand: float) -> int:
+        """Calm epochs until so few partitions are tried."""
+        missed = self.missed
+        is_other = missed is None or partitions > missed.partitions or demand < MARGIN * missed.demand
+        return TRY_AFTER if missed is None or is_other else missed.wait
 
 
 @dataclass(frozen=True)
@@ -53,12 +103,14 @@ class _Scaling:
     settling: int = 1
     lag_ms: float | None = None
     samples: dict[str, tuple[_StageSample, ...]] = field(default_factory=dict)
-    capacity: dict[str, float] = field(default_factory=dict)
-    """By stage: how much of a core a partition keeps busy when the job cannot keep up."""
+    learnt: dict[str, _Learnt] = field(default_factory=dict)
+    """By stage."""
+    spare: int = 0
+    """Epochs in which fewer executors would have been enough."""
     for_latency: dict[str, tuple[float, float]] = field(default_factory=dict)
     """By stage: latency and demand before it got more partitions for the latency alone."""
     asked: int = 0
-    """Executors that the cluster manager did not give."""
+    """Executors that the cluster manager was asked for last."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +119,8 @@ class AutoScale(Controller):
 
     The work of a stage is the time that its operators are busy or, if the job falls behind, the time that they would be
     busy if it did not. A stage gets as many partitions as keep each busy for ``utilisation`` of the time. Three epochs
-    must agree that more are needed, ten that fewer are enough.
+    must agree that more are needed, ten that fewer are enough. If nothing has been wrong for long, it tries whether
+    even fewer are, ever more rarely if they were not.
 
     :param utilisation: how busy a partition should be, as a share of a core.
     :param latency: the wanted 95th percentile of the age of rows: a stage gets one more partition as long as rows are
@@ -76,7 +129,8 @@ class AutoScale(Controller):
         can run at a time.
     :param stage: the stage; default: all, the one that needs it most first.
     :param executors: the least and the largest number of executors to ask the cluster manager for, before there are
-        more partitions than cores. Where it cannot be asked, only partitions change.
+        more partitions than cores. Those that are not needed any more are drained and given back, one at a time. Where
+        it cannot be asked, only partitions change.
 
     >>> AutoScale(latency="2 s", between=(2, 8)).between
     (2, 8)
@@ -118,9 +172,9 @@ class AutoScale(Controller):
         found = [(each, self._wanted(each, seen, now)) for each in self._stages(seen)]
         changes = [(stage, wanted, why) for stage, (wanted, why) in found if wanted != stage.partitions]
         if not changes:
-            return (), now
+            return self._give_back(seen, now)
         stage, wanted, why = max(changes, key=lambda each: each[1] / each[0].partitions)
-        return self._change(seen, now, stage, wanted, why)
+        return self._change(seen, replace(now, spare=0), stage, wanted, why)
 
     def _stages(self, seen: Situation) -> Sequence[StageLoad]:
         if self.stage is None:
@@ -133,17 +187,27 @@ class AutoScale(Controller):
         elapsed_ms = seen.observation.elapsed_ms
         grown = 0.0 if now.lag_ms is None or not elapsed_ms else (seen.lag_ms - now.lag_ms) / elapsed_ms
         growth = min(MOST_GROWTH, max(0.0, grown))
-        samples, capacity = {}, dict(now.capacity)
+        samples, learnt = {}, dict(now.learnt)
         for stage in self._stages(seen):
             busy = seen.busy_of(stage)
-            sample = _StageSample(busy * (1 + growth), seen.latency_ms(), busy / stage.partitions, growth)
-            found = (*now.samples.get(stage.name, ())[1 - LONG_PATIENCE :], sample)
-            samples[stage.name] = found
-            newest = found[-PATIENCE:]
-            if len(newest) == PATIENCE and min(each.growth for each in newest) >= FALLING_BEHIND:
-                share = min(1.0, max(LEAST_CAPACITY, *(each.share for each in newest)))
-                capacity[stage.name] = min(capacity.get(stage.name, 1.0), share)
-        return replace(now, lag_ms=seen.lag_ms, samples=samples, capacity=capacity)
+            sample = _StageSample(busy * (1 + growth), seen.latency_ms(), busy / stage.partitions, growth, seen.lag_ms)
+            samples[stage.name] = found = (*now.samples.get(stage.name, ())[1 - LONG_PATIENCE :], sample)
+            learnt[stage.name] = self._after(learnt.get(stage.name, _Learnt()), found)
+        return replace(now, lag_ms=seen.lag_ms, samples=samples, learnt=learnt)
+
+    def _after(self, known: _Learnt, samples: Sequence[_StageSample]) -> _Learnt:
+        """What is known of a stage after one more epoch."""
+        newest = samples[-PATIENCE:]
+        if len(newest) < PATIENCE:
+            return replace(known, was_behind=False)
+        if min(each.growth for each in newest) >= FALLING_BEHIND:
+            # Epochs get longer and the rest weighs less, so within one time of trouble the largest share counts. What
+            # an earlier one taught may have had other reasons.
+            share = min(1.0, max(LEAST_CAPACITY, *(each.share for each in newest)))
+            capacity = max(known.capacity, share) if known.was_behind else share
+            return replace(known, capacity=capacity, was_behind=True, calm=0)
+        is_calm = max(each.growth for each in newest) < FALLING_BEHIND
+        return replace(known, was_behind=False, calm=known.calm + 1 if is_calm else 0)
 
     def _wanted(self, stage: StageLoad, seen: Situation, now: _Scaling) -> tuple[int, str]:
         """How many partitions a stage should have, and why."""
@@ -151,14 +215,21 @@ class AutoScale(Controller):
         low, high = self._limits(seen)
         if not low <= have <= high:
             return min(max(have, low), high), f"{have} partitions are not within {low} to {high}"
-        target = self.utilisation * now.capacity.get(stage.name, 1.0)
+        known = now.learnt[stage.name]
+        target = self.utilisation * known.capacity
         newest = samples[-PATIENCE:]
         if len(newest) < PATIENCE:
             return have, ""
         needed = [math.ceil(each.demand / target - 1e-9) for each in newest]
         if min(needed) > have:
-            wanted = min(high, round(statistics.median(needed)))
-            return wanted, f"its operators need {statistics.median(each.demand for each in newest):.2f} cores"
+            wanted = round(statistics.median(needed))
+            if known.before is not None and known.calm < TRY_AFTER:
+                wanted = known.before.partitions  # which was enough
+            return min(
+                high, wanted
+            ), f"its operators need {statistics.median(each.demand for each in newest):.2f} cores"
+        if known.before is not None and min(each.lag_ms for each in newest) > self._tolerable(known.before, have):
+            return min(high, known.before.partitions), f"{have} partitions were tried, and do not keep up as well"
         if self.latency is not None and self._is_late(stage, newest, now) and have < high:
             return have + 1, f"rows are older than {self.latency}"
         if len(samples) < LONG_PATIENCE or (self.latency is not None and not self._is_young(samples)):
@@ -166,7 +237,20 @@ class AutoScale(Controller):
         enough = max(math.ceil(each.demand / (target * MARGIN) - 1e-9) for each in samples)
         if enough < have:
             return max(low, enough), f"its operators need {max(each.demand for each in samples):.2f} cores at most"
+        fewest = self._fewest(stage, samples, low)
+        if fewest < have and known.calm >= known.wait_for(fewest, samples[-1].demand):
+            return fewest, f"nothing was wrong in {known.calm} epochs, so fewer are tried"
         return have, ""
+
+    @staticmethod
+    def _tolerable(before: _Try, have: int) -> float:
+        """The lag that a try may lead to: the same work is done by fewer partitions."""
+        return TRY_LAG * before.lag_ms * before.partitions / have
+
+    def _fewest(self, stage: StageLoad, samples: Sequence[_StageSample], low: int) -> int:
+        """The partitions to try: a few less, and enough if they can be busy all the time."""
+        enough = math.ceil(max(each.demand for each in samples) / self.utilisation - 1e-9)
+        return max(low, enough, stage.partitions - max(1, stage.partitions // TRY_SHARE))
 
     def _is_late(self, stage: StageLoad, samples: Sequence[_StageSample], now: _Scaling) -> bool:
         """Whether rows are older than they should be, and another partition may help."""
@@ -217,7 +301,43 @@ class AutoScale(Controller):
             newest = now.samples[stage.name][-PATIENCE:]
             for_latency[stage.name] = (statistics.median(each.latency_ms for each in newest), sample.demand)
         proposal = Proposal(Rescale(wanted, stage.name), why, figures)
-        return (proposal,), replace(now, samples={}, for_latency=for_latency)
+        known = self._changed(now.learnt[stage.name], now.samples[stage.name], stage.partitions, wanted, why)
+        learnt = {**now.learnt, stage.name: known}
+        return (proposal,), replace(now, samples={}, for_latency=for_latency, learnt=learnt)
+
+    def _changed(self, known: _Learnt, samples: Sequence[_StageSample], have: int, wanted: int, why: str) -> _Learnt:
+        """What is known of a stage whose number of partitions is about to change."""
+        was_behind, known = known.was_behind, replace(known, calm=0, was_behind=False)
+        if why.startswith("nothing was wrong"):
+            hoped = max(each.demand for each in samples) / (wanted * self.utilisation)
+            before = _Try(have, known.capacity, statistics.median(each.lag_ms for each in samples))
+            return replace(known, capacity=max(known.capacity, min(1.0, hoped)), before=before)
+        if known.before is not None and wanted > have:  # the try has failed
+            capacity = (
+                known.capacity if was_behind else known.before.capacity
+            )  # the newest measurement, if there is one
+            demand = statistics.median(each.demand for each in samples)
+            wait = min(LONGEST_WAIT, 2 * known.wait_for(have, demand))
+            return replace(known, capacity=capacity, before=None, missed=_Missed(have, demand, wait))
+        return replace(known, before=None)
+
+    def _give_back(self, seen: Situation, now: _Scaling) -> tuple[Sequence[Proposal], _Scaling]:
+        """One executor less, if it has not been needed for long."""
+        if self.executors is None or not seen.can_ask_for_executors or not seen.stages:
+            return (), now
+        each = max(1, seen.cores // max(1, seen.executors))
+        most = max(stage.partitions for stage in seen.stages)
+        enough = max(self.executors[0], math.ceil(most / each))
+        if seen.executors <= enough:
+            return (), replace(now, spare=0)
+        if now.spare + 1 < SPARE:
+            return (), replace(now, spare=now.spare + 1)
+        if now.asked == seen.executors - 1 and seen.last is not None and seen.last.outcome is ProposalOutcome.FAILED:
+            return (), now  # it cannot be given back
+        reason = f"{enough * each} cores are enough for {most} partitions, and there are {seen.cores}"
+        figures = {"cores": float(seen.cores), "partitions": float(most)}
+        found = Proposal(Executors(seen.executors - 1), reason, figures)
+        return (found,), replace(now, spare=0, asked=seen.executors - 1)
 
     def _executors_for(self, seen: Situation, now: _Scaling, partitions: int) -> int | None:
         """The number of executors that this many partitions need, if there are fewer and more can be requested."""

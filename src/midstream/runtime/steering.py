@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from midstream.change.change import Change
@@ -22,6 +23,7 @@ from midstream.flow.edits import Move, Rescale
 from midstream.observation import Observation
 from midstream.planner.assignment import Assignment
 from midstream.runtime.controller_desk import ControllerDesk, Requested
+from midstream.runtime.executor_release import ExecutorRelease
 from midstream.runtime.watch import Watch
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ class ExecutorManager(Protocol):
 
     def ask(self, count: int) -> Requested:
         """Ask for this many in all."""
+
+    def release(self, name: str) -> Requested:
+        """End one executor, and have it not replaced."""
 
 
 class JobSteering:
@@ -82,6 +87,10 @@ class JobSteering:
                 manager = job.executor_manager
                 if manager is None:
                     raise FlowError("the manager of this cluster cannot be asked for executors")
+                if count < len(job.executors):
+                    drain = partial(job.migrate, **how)
+                    release = ExecutorRelease(count, lambda: job.executors, lambda name: drain(Drain(name)), manager)
+                    return release.requested
                 return manager.ask(count)
             case _:
                 return _requested(job.update(operation, **how))

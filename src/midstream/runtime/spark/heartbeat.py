@@ -10,6 +10,7 @@ import ctypes
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -138,6 +139,7 @@ class Heartbeat:
         self._pacer = Pacer(lambda: 0 if changes.needs_epoch else knob_value(self._knobs, "pace"), is_running)
         self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
         self._notes = notes
+        self._due: deque[Callable[[], None]] = deque()
         self._sweep_thread = SweepThread(self._driver.sweeper)
         control.listen(self._driver.hear)
 
@@ -146,6 +148,8 @@ class Heartbeat:
     def beat(self, rows: DataFrame, epoch: Epoch) -> None:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
         began = time.monotonic()
+        while self._due:
+            self._due.popleft()()
         self._session = rows.sparkSession
         entry = self._log.entry(epoch)
         if self._syncer is not None:  # in parallel with the epoch, which takes longer
@@ -154,6 +158,10 @@ class Heartbeat:
         self._knobs_may_differ()
         if is_new:  # the last one before a stop comes again if the stop fell into its wait
             self._pacer.wait(began)
+
+    def between_epochs(self, do: Callable[[], None]) -> None:
+        """Call this function before the next epoch begins, when no task of the job runs."""
+        self._due.append(do)
 
     @property
     def _knobs(self) -> Mapping[str, int]:

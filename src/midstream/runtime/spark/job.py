@@ -211,7 +211,7 @@ class Job(ChangingJob, SteeredJob):
     @property
     def executor_manager(self) -> SparkExecutors | None:
         """Asks the cluster manager for executors; None where that is not known to work."""
-        return SparkExecutors.of(self._spark)
+        return SparkExecutors.of(self._spark, self._heartbeat.between_epochs)
 
     @property
     def observation(self) -> Observation | None:
