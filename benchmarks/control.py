@@ -1,11 +1,13 @@
-"""The cost of control operations for a job, and how long they take: Chi's figure 8, on the Yahoo streaming benchmark.
+"""The cost of control operations for a job, and how long they take: Chi's figure 8.
 
-One job runs at a share of what it can at most. In stretches that take turns, operations without handlers of their
-own (every operator takes part) come at a rate, or none do. Compared are the epochs of both kinds: how long they
-took, and the CPU time of the driver and its workers for each row, which depends less on what else the machine does.
-An operation is complete when its result is there.
+The jobs are the Yahoo streaming benchmark and a join of two streams of kilobyte events, which stands in for IPQ1. Each
+runs at a share of what it can at most. In stretches that take turns, operations without handlers of their own (every
+operator takes part) come at a rate, or none do. Compared are the epochs of both kinds: how long they took, and the CPU
+time of the driver and its workers for each row, which depends less on what else the machine does. An operation is
+complete when its result is there.
 
     python -m benchmarks.control [--quick] [--plot FILE] [--rates 1,10,100] [--loads 50,75,90] [--seconds 6] [--turns 4]
+        [--only ysb,impressions]
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,16 @@ from rich.progress import Progress
 
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import session
-from benchmarks.workloads import ysb
-from midstream import ControlOperation, Job, NoopSink
+from benchmarks.workloads import impressions, ysb
+from midstream import ControlOperation, Flow, Job, NoopSink
 
 MODES = ("fast", "in-band", "blocking")
 PROBE_ROWS_PER_S = 20_000
 SETTLE_S = 2.0
+WORKLOADS: dict[str, Callable[[float], Flow]] = {
+    "ysb": lambda rate: ysb.flow(ysb.LARGE.events(rate), NoopSink()),
+    "impressions": lambda rate: impressions.flow(impressions.LARGE.streams(rate), NoopSink()),
+}
 PATIENCE_S = 60.0
 
 
@@ -116,9 +122,9 @@ def stretch(job: Job, seconds: float, mode: str, rate: float, into: Stretch) -> 
     into.epochs_ms += [progress.duration_ms for progress in job.progress if progress.epoch not in known][1:]
 
 
-def running(spark: SparkSession, rows_per_s: float) -> Iterator[Job]:
+def running(spark: SparkSession, workload: str, rows_per_s: float) -> Iterator[Job]:
     """A job at this rate, once it has settled."""
-    flow = ysb.flow(ysb.LARGE.events(rows_per_s), NoopSink())
+    flow = WORKLOADS[workload](rows_per_s)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         flow.start(spark, checkpoint=folder, trigger="500 ms") as job,
@@ -128,9 +134,9 @@ def running(spark: SparkSession, rows_per_s: float) -> Iterator[Job]:
         yield job
 
 
-def rate_at(spark: SparkSession, load: float) -> float:
+def rate_at(spark: SparkSession, workload: str, load: float) -> float:
     """The rows per second at which a job is busy for this share of the time, going by what a row costs."""
-    for job in running(spark, PROBE_ROWS_PER_S):
+    for job in running(spark, workload, PROBE_ROWS_PER_S):
         cpu, rows, began = cpu_seconds(), job.metrics.rows_in, time.perf_counter()
         done = job.metrics.epochs
         job.await_epoch(done + 10, PATIENCE_S)
@@ -142,11 +148,11 @@ def rate_at(spark: SparkSession, load: float) -> float:
 
 
 def measured(
-    spark: SparkSession, load: float, rates: Sequence[float], seconds: float, turns: int, advance: Any
+    spark: SparkSession, workload: str, load: float, rates: Sequence[float], seconds: float, turns: int, advance: Any
 ) -> dict[tuple[str, float], tuple[Stretch, Stretch]]:
     """By mode and rate: stretches without and with operations, which took turns in one job."""
     found: dict[tuple[str, float], tuple[Stretch, Stretch]] = {}
-    for job in running(spark, rate_at(spark, load)):
+    for job in running(spark, workload, rate_at(spark, workload, load)):
         for mode in MODES:
             for rate in rates:
                 without, among = found.setdefault((mode, rate), (Stretch(), Stretch()))
@@ -164,36 +170,47 @@ def main() -> None:
     parser.add_argument("--loads", default="50,75,90", help="percent of what the job can at most")
     parser.add_argument("--seconds", type=float, default=6.0, help="of a stretch")
     parser.add_argument("--turns", type=int, default=4, help="pairs of stretches")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help="the workloads")
     options = parser.parse_args()
+    workloads = options.only.split(",")
+    if unknown := set(workloads) - WORKLOADS.keys():
+        parser.error(f"--only: there is no workload {', '.join(sorted(unknown))}; allowed: {', '.join(WORKLOADS)}")
     rates = [10.0] if options.quick else [float(rate) for rate in options.rates.split(",")]
     loads = [50.0] if options.quick else [float(load) for load in options.loads.split(",")]
     seconds, turns = (2.0, 1) if options.quick else (options.seconds, options.turns)
-    rows, found = [], {}
+    rows, figures, of_workload = [], dict[str, Any](), dict[str, Any]()
     with session() as spark, Progress(transient=True) as progress:
-        task = progress.add_task("stretches", total=len(loads) * len(rates) * len(MODES) * turns)
-        for load in loads:
-            here = measured(spark, load / 100, rates, seconds, turns, lambda: progress.advance(task))
-            for (mode, rate), (without, among) in here.items():
-                found[load, mode, rate] = (without, among)
-                rows.append(_row(load, mode, rate, without, among))
+        total = len(workloads) * len(loads) * len(rates) * len(MODES) * turns
+        task = progress.add_task("stretches", total=total)
+        for workload in workloads:
+            found = {}
+            for load in loads:
+                here = measured(spark, workload, load / 100, rates, seconds, turns, lambda: progress.advance(task))
+                for (mode, rate), (without, among) in here.items():
+                    found[load, mode, rate] = (without, among)
+                    rows.append({"workload": workload, **_row(load, mode, rate, without, among)})
+            of_workload[workload] = _figures({mode: found[loads[-1], mode, rates[-1]] for mode in MODES})
     table(
-        "control operations that do nothing, on the Yahoo streaming benchmark",
-        ("load", "mode", "per s", "epoch ratio", "CPU ratio", "p50 ms", "p99 ms", "epoch ms", "complete", "failed"),
+        "control operations that do nothing",
+        ("", "load", "mode", "per s", "epoch ratio", "CPU ratio", "p50 ms", "p99 ms", "epoch ms", "complete", "failed"),
         [tuple(map(str, row.values())) for row in rows],
     )
-    highest = {mode: found[loads[-1], mode, rates[-1]] for mode in MODES}
-    figures: dict[str, Any] = {
-        f"overhead_{mode.replace('-', '_')}": _ratio(among.epoch_ms, without.epoch_ms)
-        for mode, (without, among) in highest.items()
-    }
-    figures |= {
-        f"cpu_{mode.replace('-', '_')}": _ratio(among.cpu_us_per_row, without.cpu_us_per_row)
-        for mode, (without, among) in highest.items()
-    }
-    figures["fast_p99_ms"] = round(highest["fast"][1].quantile_ms(0.99), 1)
+    for name in of_workload[workloads[0]]:  # the worst of all workloads
+        figures[name] = max(each[name] for each in of_workload.values())
     if options.plot:
         _plot(options.plot, rows, rates, loads)
-    closing_line("control", {**figures, "load": loads[-1], "rate": rates[-1], "rows": rows}, quick=options.quick)
+    figures |= {"load": loads[-1], "rate": rates[-1], "workloads": of_workload, "rows": rows}
+    closing_line("control", figures, quick=options.quick)
+
+
+def _figures(highest: dict[str, tuple[Stretch, Stretch]]) -> dict[str, float]:
+    """The figures of a workload at the highest load and rate, by mode without and with operations."""
+    figures = {}
+    for mode, (without, among) in highest.items():
+        name = mode.replace("-", "_")
+        figures[f"overhead_{name}"] = _ratio(among.epoch_ms, without.epoch_ms)
+        figures[f"cpu_{name}"] = _ratio(among.cpu_us_per_row, without.cpu_us_per_row)
+    return {**figures, "fast_p99_ms": round(highest["fast"][1].quantile_ms(0.99), 1)}
 
 
 def _row(load: float, mode: str, rate: float, without: Stretch, among: Stretch) -> dict[str, Any]:
@@ -222,21 +239,24 @@ def _plot(path: Path, rows: Sequence[dict[str, Any]], rates: Sequence[float], lo
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    for mode, colour in zip(MODES, ("tab:green", "tab:blue", "tab:red"), strict=True):
-        for load, style in zip(loads, ("o:", "s--", "^-"), strict=False):
-            here = [row for row in rows if (row["mode"], row["load"]) == (mode, load)]
-            label = f"{mode}, {load:g}% load"
-            left.plot(rates, [row["epoch_ratio"] for row in here], style, color=colour, label=label)
-            right.plot(rates, [row["p50_ms"] for row in here], style, color=colour, label=label)
-    for axes, title in ((left, "epoch with operations / without"), (right, "median time to complete, ms")):
-        axes.set_xscale("log")
-        axes.set_xlabel("operations per second")
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-    left.axhline(1.0, color="grey", linewidth=0.8)
-    right.set_yscale("log")
-    left.legend(fontsize=7)
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    figure, grid = plt.subplots(len(workloads), 2, figsize=(10, 4 * len(workloads)), squeeze=False)
+    for workload, (left, right) in zip(workloads, grid, strict=True):
+        for mode, colour in zip(MODES, ("tab:green", "tab:blue", "tab:red"), strict=True):
+            for load, style in zip(loads, ("o:", "s--", "^-"), strict=False):
+                wanted = (workload, mode, load)
+                here = [row for row in rows if (row["workload"], row["mode"], row["load"]) == wanted]
+                label = f"{mode}, {load:g}% load"
+                left.plot(rates, [row["epoch_ratio"] for row in here], style, color=colour, label=label)
+                right.plot(rates, [row["p50_ms"] for row in here], style, color=colour, label=label)
+        for axes, title in ((left, "epoch with operations / without"), (right, "median time to complete, ms")):
+            axes.set_xscale("log")
+            axes.set_xlabel("operations per second")
+            axes.set_title(f"{workload}: {title}")
+            axes.grid(alpha=0.3)
+        left.axhline(1.0, color="grey", linewidth=0.8)
+        right.set_yscale("log")
+        left.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

@@ -8,7 +8,11 @@ the surge as the controller made up its mind.
 A row's latency is the commit of its epoch minus the time it was due. The spike is the largest latency after the surge,
 less the p99 before. At the end every key's count is compared with what the rows that were committed make by arithmetic.
 
-    python -m benchmarks.elasticity [--quick] [--plot FILE]
+Then an executor is killed in the middle (E-C5), under a load that does not change; Spark starts another one.
+PyFlink changes its parallelism by a savepoint, in an environment of its own (``make rivals``, or ``--pyflink PYTHON``;
+without it, PyFlink is left out). It runs SMQ, so only how long nothing is worked on can be compared.
+
+    python -m benchmarks.elasticity [--quick] [--plot FILE] [--pyflink PYTHON]
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from pyspark.sql import SparkSession
 
 from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.report import arguments, closing_line, table
+from benchmarks.rivals.flink import Cycle, Missing, find, savepoint_cycles
 from benchmarks.sessions import cluster
 from benchmarks.word_load import LEAD_S, Load, fill, filling, flow, source, state_errors
 from midstream import AutoScale, Flow, Situation, Step
@@ -36,7 +42,9 @@ from midstream.runtime.spark.job import Job
 EXECUTORS = 2
 SHARE = 0.6
 """The share of the capacity of one partition that is due before the surge; twice as much is due after it."""
-OURS, RIVAL = "AutoScale", "stop and start"
+OURS, RIVAL, KILLED = "AutoScale", "stop and start", "an executor is killed"
+KILLED_SHARE = 1.2
+"""What is due while an executor is killed, as a multiple of what is due before a surge: two executors serve it well."""
 CALM = 1.5
 """Rows are served as in the end if the p99 of a bucket is at most this multiple of that of the last seconds."""
 LAST_S = 10.0
@@ -87,6 +95,12 @@ class Run:
         """The p99 of the rows of the last seconds."""
         ending = self.after.due >= self.after.due[-1] - LAST_S
         return float(np.quantile(self.after.waited[ending], 0.99))
+
+    @property
+    def pause_s(self) -> float:
+        """The longest time between two commits after the surge."""
+        ends = [at for at, _ in self.commits if at >= self.surge]
+        return max((later - earlier for earlier, later in pairwise(ends)), default=0.0)
 
     @property
     def stable_s(self) -> float:
@@ -168,20 +182,79 @@ def one_side(
         settled = int(np.searchsorted(before.due, surge - size.before_s / 2))
         before = Latencies(before.due[settled:], before.waited[settled:])
         lost, doubled = state_errors(folder, size.keys, timeline.rows)
-        marks = list(timeline.ends.values())[first - 1 :]
-        commits = tuple((at, count - earlier) for (earlier, _), (count, at) in pairwise(marks))
-        return Run(before, after, surge, acted, partitions, commits, lost, doubled), rate
+        return Run(before, after, surge, acted, partitions, _commits(timeline, first), lost, doubled), rate
+
+
+def killed_side(spark: SparkSession, size: Size, rate: int, tell: Callable[[str], None]) -> Run:
+    """An executor of two is killed while both work at a load that one of them could not serve."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        timeline, loaded = Timeline(), size.keys + size.chunk * size.chunks
+
+        def words(load: Step, limit: int | None = None) -> Flow:
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "killed")
+
+        fill(spark, folder, words(filling(loaded), loaded), timeline, partitions=EXECUTORS, bins=size.bins)
+        start_us = first_due(folder)
+        begins = time.time() + LEAD_S - start_us / 1e6
+        schedule = Step((*filling(loaded).steps, (begins, rate)))
+        first = len(timeline.ends)
+        job = words(schedule).start(spark, checkpoint=folder, partitions=EXECUTORS)
+        try:
+            load = Load(job, timeline, schedule, start_us)
+            load.follow(lambda: time.time() >= start_us / 1e6 + begins + size.before_s)
+            victim = executors()[-1]
+            victim.kill()
+            at = time.time()
+            tell(f"process {victim.pid} of an executor is killed")
+            load.follow(lambda: time.time() >= at + size.after_s)
+            partitions = len(job.assignment()[0].partitions)
+        finally:
+            job.stop()
+        timeline.add(job.progress)
+        rows = timeline.latencies(schedule, start_us, first)
+        settled, late = (int(np.searchsorted(rows.due, moment)) for moment in (at - size.before_s / 2, at))
+        before = Latencies(rows.due[settled:late], rows.waited[settled:late])
+        after = Latencies(rows.due[late:], rows.waited[late:])
+        lost, doubled = state_errors(folder, size.keys, timeline.rows)
+        return Run(before, after, at, 0.0, partitions, _commits(timeline, first), lost, doubled)
+
+
+def executors() -> list[psutil.Process]:
+    """The processes of this cluster's executors, oldest first."""
+    found = [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if any("CoarseGrainedExecutorBackend" in word for word in _words_of(each))
+    ]
+    return sorted(found, key=lambda each: each.create_time())
+
+
+def _words_of(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:  # it has ended
+        return []
+
+
+def _commits(timeline: Timeline, first: int) -> tuple[tuple[float, int], ...]:
+    marks = list(timeline.ends.values())[first - 1 :]
+    return tuple((at, count - earlier) for (earlier, _), (count, at) in pairwise(marks))
 
 
 def plot(path: Path, runs: dict[str, Run]) -> None:
-    """Latency and throughput around the surge."""
+    """Latency and throughput around the surge, and latency around the death of an executor."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(8, 6), sharex=True)
+    figure, (upper, lower, last) = plt.subplots(3, 1, figsize=(8, 8))
+    lower.sharex(upper)
     for name, run in runs.items():
+        if name == KILLED:
+            buckets = [*run.before.buckets(), *run.after.buckets()]
+            last.plot([at - run.surge for at, _ in buckets], [p99 for _, p99 in buckets], color="tab:red")
+            continue
         buckets = [*run.before.buckets(), *run.after.buckets()]
         upper.plot([at - run.surge for at, _ in buckets], [p99 for _, p99 in buckets], label=name)
         seconds = np.floor([at - run.surge for at, _ in run.commits]).astype(int)
@@ -194,9 +267,24 @@ def plot(path: Path, runs: dict[str, Run]) -> None:
     upper.grid(axis="y", color="#eeeeee", which="both")
     upper.legend(frameon=False, fontsize=8)
     lower.set(xlabel="seconds since the surge", ylabel="rows committed in a second")
+    last.set(xlabel="seconds since an executor was killed", ylabel="latency, s (p99 of 250 ms)", yscale="log")
+    last.grid(axis="y", color="#eeeeee", which="both")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
+
+
+def flink_cycles(python: str | None, is_quick: bool, tell: Callable[[str], None]) -> list[Cycle]:
+    """PyFlink's changes of parallelism by savepoint; none if it is not there."""
+    try:
+        found = find(python)
+    except Missing as missing:
+        if python:
+            raise SystemExit(f"{missing}") from None
+        tell(f"{missing}")
+        return []
+    rate, count, steady_s = (1_500, 1, 2.0) if is_quick else (5_000, 4, 6.0)
+    return savepoint_cycles(found, rate, 10.0, count, steady_s, is_rescaled=True)
 
 
 def report(runs: dict[str, Run], rate: int) -> None:
@@ -205,13 +293,15 @@ def report(runs: dict[str, Run], rate: int) -> None:
     rows: Sequence[Sequence[str]] = [
         (name, *(str(run.figures()[column]) for column in columns)) for name, run in runs.items()
     ]
-    title = f"{rate:,} rows/s are due, then {2 * rate:,}"
+    title = f"{rate:,} rows/s are due, then {2 * rate:,}; {round(KILLED_SHARE * rate):,} where {KILLED}"
     table(title, ("", *(column.replace("_", " ") for column in columns)), rows)
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--pyflink", metavar="PYTHON", help="a Python that has apache-flink")
+    options = parser.parse_args()
     size, began = (QUICK if options.quick else FULL), time.perf_counter()
 
     def tell(line: str) -> None:
@@ -223,7 +313,10 @@ def main() -> None:
         after_s = size.after_s / 4 if ours.acted_s is None or ours.acted_s < 0 else ours.acted_s
         rival, _ = one_side(spark, size, rate, after_s, tell)
         tell(f"{RIVAL}: {rival.figures()}")
-    runs = {OURS: ours, RIVAL: rival}
+        killed = killed_side(spark, size, round(KILLED_SHARE * rate), tell)
+        tell(f"{KILLED}: {killed.figures()}")
+    runs = {OURS: ours, RIVAL: rival, KILLED: killed}
+    cycles = flink_cycles(options.pyflink, options.quick, tell)
     report(runs, rate)
     if options.plot:
         plot(options.plot, runs)
@@ -232,9 +325,13 @@ def main() -> None:
         "spike_ratio": round(ours.spike_s / rival.spike_s, 3),
         "stable_s": round(ours.stable_s, 1),
         "rival_stable_s": round(rival.stable_s, 1),
+        "killed_stable_s": round(killed.stable_s, 1),
+        "pause_s": round(ours.pause_s, 2),
+        "rival_pause_s": round(rival.pause_s, 2),
+        "pyflink_pause_s": round(statistics.median(each.pause_s for each in cycles), 2) if cycles else None,
         "partitions": ours.partitions,
-        "lost": ours.lost + rival.lost,
-        "doubled": ours.doubled + rival.doubled,
+        "lost": sum(run.lost for run in runs.values()),
+        "doubled": sum(run.doubled for run in runs.values()),
         "runs": {name: run.figures() for name, run in runs.items()},
         "took_s": round(time.perf_counter() - began),
     }

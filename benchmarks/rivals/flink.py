@@ -81,21 +81,25 @@ def run_script(python: str, script: str, given: dict[str, Any]) -> list[dict[str
 
 @dataclass(frozen=True)
 class Cycle:
-    """One change of the plan by a savepoint. Seconds since 1970, and since the call of ``stop_with_savepoint``."""
+    """One change by a savepoint. Seconds since 1970, and since the call of ``stop_with_savepoint``."""
 
     called_at: float
     savepoint_s: float
     submitted_s: float
     first_row_s: float
-    """Until a row was worked on under the new plan."""
+    """Until a row was worked on after the change."""
     pause_s: float
     """For how long no row was."""
 
 
-def savepoint_cycles(python: str, rate: int, cost_us: float, cycles: int, steady_s: float) -> list[Cycle]:
-    """Insert and remove SMQ's filter by turns. Raises if PyFlink lost a row, or counted one twice."""
+def savepoint_cycles(
+    python: str, rate: int, cost_us: float, cycles: int, steady_s: float, *, is_rescaled: bool = False
+) -> list[Cycle]:
+    """Insert and remove SMQ's filter by turns, or add a task and take it away. Raises if PyFlink lost a row, or counted
+    one twice."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         given = {"folder": folder, "rate": rate, "cost_us": cost_us, "cycles": cycles, "steady_s": steady_s}
+        given["is_rescaled"] = is_rescaled
         told = run_script(python, "smq_pyflink.py", given)
         files = [path for path in Path(folder, "out").rglob("part-*") if "inprogress" not in path.name]
         names = pacsv.ReadOptions(column_names=["n", "at", "count"])

@@ -1,7 +1,8 @@
-"""SMQ on PyFlink, whose plan is changed by a savepoint: stop with one, start the other plan from it, again and again.
+"""SMQ on PyFlink, changed by a savepoint: stop with one, start the other plan from it, or with another parallelism.
 
 Run by PyFlink's own Python, in its own process; knows nothing of this project:
-``PYTHON smq_pyflink.py '{"folder": …, "rate": …, "cost_us": …, "cycles": …, "steady_s": …}'``. Each cycle is one line
+``PYTHON smq_pyflink.py '{"folder": …, "rate": …, "cost_us": …, "cycles": …, "steady_s": …,
+"is_rescaled": …}'``. Each cycle is one line
 of JSON on its standard output. Rows go to files: number, stamp, count.
 
 What can be spared Flink is spared: one cluster within the client's warm JVM for all cycles, no upload, no new client.
@@ -67,8 +68,8 @@ def start_cluster(folder: str) -> Any:
     return cluster.getRestAddress().get()
 
 
-def start(address: Any, given: dict[str, Any], is_filtered: bool, savepoint: str | None) -> Any:
-    """Submit the job, with or without the filter; gives its client."""
+def start(address: Any, given: dict[str, Any], is_other: bool, savepoint: str | None) -> Any:
+    """Submit the job, with or without the filter, or with one task fewer; gives its client."""
     folder, rate = given["folder"], given["rate"]
     settings = Configuration()
     settings.set_string("execution.checkpointing.interval", "1 s")
@@ -84,7 +85,8 @@ def start(address: Any, given: dict[str, Any], is_filtered: bool, savepoint: str
         address.getHost(), address.getPort(), settings._j_configuration, no_jars
     )
     env = StreamExecutionEnvironment(j_env)
-    env.set_parallelism(PARALLELISM)
+    is_rescaled = given.get("is_rescaled", False)
+    env.set_parallelism(PARALLELISM - 1 if is_rescaled and not is_other else PARALLELISM)
     tables = StreamTableEnvironment.create(env)
     # A sequence keeps the numbers that are to come in its state: no more of them than this run can need.
     last = round(rate * (PATIENCE_S + (given["cycles"] + 1) * (given["steady_s"] + 20)))
@@ -99,7 +101,7 @@ def start(address: Any, given: dict[str, Any], is_filtered: bool, savepoint: str
     tables.create_temporary_table("numbers", numbers.build())
     stamped = Types.TUPLE([Types.LONG(), Types.DOUBLE()])
     rows = tables.to_data_stream(tables.from_path("numbers")).map(stamping(given["cost_us"]), stamped).uid("stamp")
-    if is_filtered:
+    if is_other and not is_rescaled:
         rows = rows.filter(lambda row: row[0] % NTH == 0).uid("every")
     counted = rows.key_by(lambda row: row[0] // RUN % INSTANCES, Types.LONG()).process(Count(), Types.STRING())
     files = FileSink.for_row_format(f"{folder}/out", Encoder.simple_string_encoder())
@@ -129,20 +131,20 @@ def await_rows(folder: str, since: float) -> None:
 def main() -> None:
     """Run all cycles."""
     given = json.loads(sys.argv[1])
-    folder, is_filtered = given["folder"], False
+    folder, is_other = given["folder"], False
     address = start_cluster(folder)
     submitted = time.time()
-    client = start(address, given, is_filtered, None)
+    client = start(address, given, is_other, None)
     await_rows(folder, submitted)
     time.sleep(given["steady_s"])
     for _ in range(given["cycles"]):
-        called_at, is_filtered = time.time(), not is_filtered
+        called_at, is_other = time.time(), not is_other
         savepoint = stop(client, folder)
         stopped = time.time()
-        client = start(address, given, is_filtered, savepoint)
+        client = start(address, given, is_other, savepoint)
         submitted = time.time()
         await_rows(folder, stopped)
-        cycle = {"called_at": called_at, "stopped_at": stopped, "submitted_at": submitted, "is_filtered": is_filtered}
+        cycle = {"called_at": called_at, "stopped_at": stopped, "submitted_at": submitted, "is_other": is_other}
         print(json.dumps(cycle), flush=True)
         time.sleep(given["steady_s"])
     stop(client, folder)

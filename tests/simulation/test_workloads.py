@@ -25,7 +25,18 @@ import pyarrow as pa
 import pytest
 
 import benchmarks.workloads
-from benchmarks.workloads import fries_w1, fries_w2, fries_w3, fries_w4, fries_w5, nexmark, tpcds, word_count, ysb
+from benchmarks.workloads import (
+    fries_w1,
+    fries_w2,
+    fries_w3,
+    fries_w4,
+    fries_w5,
+    impressions,
+    nexmark,
+    tpcds,
+    word_count,
+    ysb,
+)
 from benchmarks.workloads.costs import CostlyModel
 from benchmarks.workloads.nexmark.generator import ROUND, Share
 from benchmarks.workloads.nexmark.queries import QUERIES as FIRST_QUERIES
@@ -39,6 +50,7 @@ from tests.oracle import multiset
 pytestmark = pytest.mark.long
 
 Row = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BANK = Bank(users=40, merchants_per_city=3)
 ROUGH = Faults(crash=0.02, speculate=0.05, repeat=0.05, give_up=0.005)
 
@@ -84,6 +96,24 @@ def ysb_case() -> Case:
     out, events = MemorySink(), ysb.SMALL.events(40, limit=2000)
     expected = ysb.oracle(pa.Table.from_pylist(rows_of(events), events.schema), ysb.SMALL)
     return Case(ysb.flow(recorded(events, epochs=5), out, ysb.SMALL), out, expected)
+
+
+def impressions_case() -> Case:
+    """Streams that are not in step: the fewer acts come in other epochs than what was shown."""
+    out, streams = MemorySink(), impressions.SMALL.streams(60, limit=2000)
+    tables = [pa.Table.from_pylist(rows_of(stream), stream.schema) for stream in streams]
+    totals = impressions.oracle(*tables)
+    expected = [
+        {
+            "team": team,
+            "window_start": EPOCH + timedelta(seconds=start),
+            "window_end": EPOCH + timedelta(seconds=start + impressions.TOTAL_S),
+            **{name: totals[team, start, name] for name in ("windows", "shown", "acted")},
+        }
+        for team, start in dict.fromkeys((team, start) for team, start, _ in totals)
+    ]
+    source = impressions.Streams(*(recorded(stream, epochs) for stream, epochs in zip(streams, (7, 5), strict=True)))
+    return Case(impressions.flow(source, out), out, expected)
 
 
 def nexmark_case(query: str) -> Case:
@@ -145,6 +175,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "word_count": lambda: word_count_case(keys=200, skew=0.0),
     "word_count of skewed keys": lambda: word_count_case(keys=200, skew=1.1),
     "ysb": ysb_case,
+    "impressions": impressions_case,
     **{query: partial(nexmark_case, query) for query in FIRST_QUERIES},
     "fries_w1": fries_w1_case,
     "fries_w1, trained": lambda: fries_w1_case(fries_w1.TrainedModel(train(payments=5000).customer), payments=200),
