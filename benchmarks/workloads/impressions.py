@@ -41,8 +41,8 @@ class Users:
 
     >>> shown, acted = Users().streams(rate=1200)
     >>> [batch] = shown.rows(0, 1, start_us=0)
-    >>> len(batch["page"][0].as_py()), shown.rate.per_second, acted.rate.per_second
-    (1000, 1000, 200)
+    >>> len(batch["page"][0].as_py()), shown.rate, acted.rate
+    (1000, Constant(rate=1000), Constant(rate=200))
     """
 
     users: int = 500

@@ -46,7 +46,7 @@ def test_a_controller_asks_for_an_executor_and_gives_back_those_that_it_does_not
     assert found["failed"] == []
     assert len(found["left"]) == 1
     assert sum(found["left"].values()) == moving_jobs.BINS
-    assert found["history"] == [["Wants", "applied"]], "only one of them had bins, and was drained"
+    assert found["history"] == [["controller Wants", "applied"]], "only one of them had bins, and was drained"
 
 
 @pytest.mark.cluster
