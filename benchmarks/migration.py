@@ -63,12 +63,12 @@ class Size:
     chunk: int
     chunks: int
     patience: Patience
+    warm_up_s: float
+    """Seconds after a start that do not count: the JVM compiles what runs often, for the better part of a minute."""
 
 
-FULL = Size(10_000_000, 256, 500_000, 6, Patience(25, 10.0, 10, 90.0))
-QUICK = Size(100_000, 32, 25_000, 4, Patience(20, 3.0, 5, 6.0))
-WARM_UP = 8
-"""Epochs after a start that do not count."""
+FULL = Size(10_000_000, 256, 500_000, 6, Patience(25, 10.0, 10, 90.0), 45.0)
+QUICK = Size(100_000, 32, 25_000, 4, Patience(20, 3.0, 5, 6.0), 3.0)
 BETWEEN = 6
 """Epochs between the way back and the next steady ones: more than an executor keeps what it no longer owns."""
 
@@ -180,6 +180,12 @@ class MovingLoad(Load):
 
         return {name: (median(name, steady), median(name, steps)) for name in found[steps[0]]}
 
+    def seconds(self, seconds: float) -> None:
+        """Wait for the epochs of some time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.epochs(1)
+
     def go_back(self, bins: dict[int, int]) -> None:
         """Move, unmeasured."""
         self.end_of(self.job.migrate(Move(bins, STAGE), strategy="sudden", prewarm=True))
@@ -248,7 +254,7 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
         job = load.job
         try:
             load.follow(lambda: timeline.rows > rows)
-            load.epochs(WARM_UP)
+            load.seconds(size.warm_up_s)
             there, back = load.swap()
             for way in ways:
                 events[str(way)] = load.move(way, size, there)

@@ -24,11 +24,11 @@ from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sweeper import Sweeper
-from midstream.control.messages import ChangeBegun, Commit
+from midstream.control.messages import ChangeBegun, Commit, Prefetched, PrefetchNoted, WorkerId
 from midstream.control.run_book import RunBook
 from midstream.errors import CheckpointError, FlowError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch
+from midstream.ids import Digest, Epoch, ExecutorId, StageIndex
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime import driver as driver_module
 from midstream.runtime.driver import Driver
@@ -617,3 +617,19 @@ def test_an_engine_log_that_goes_back_to_swept_state_is_refused(tmp_path: Path):
         pytest.raises(CheckpointError, match=message),
     ):
         runtime._driver.begin(Epoch(20), EpochEntry(0, "other rows"))
+
+
+@pytest.mark.parametrize(("behind", "is_told"), [(0, True), (1, True), (2, False)])
+def test_an_executor_that_finds_files_gone_is_only_told_of_if_they_should_be_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, behind: int, is_told: bool
+):
+    """Files of the state after the newest two epochs are kept; those of earlier ones are swept while somebody reads."""
+    graph = tally_flow(Tally(1), MemorySink()).graph
+    with local.runtime_of(graph, checkpoint=str(tmp_path / "c")) as runtime:
+        runtime.run_all()
+        driver = runtime._driver
+        assert driver.committed is not None
+        epoch = Epoch(driver.committed.epoch - behind)
+        worker = WorkerId("host", 1, ExecutorId("1"))
+        driver.hear([PrefetchNoted(Prefetched(worker, StageIndex(1), epoch, (), error="file missing"))])
+    assert ("executor 1 could not load ahead: file missing" in caplog.text) is is_told

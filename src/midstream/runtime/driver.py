@@ -453,7 +453,7 @@ class Driver:
                     self.controlling.noted(instruction, None if opened is None else opened.epoch)
                 case PrefetchNoted(report):
                     self.placement.noted(report)
-                    if report.error is not None:
+                    if report.error is not None and not self._is_swept(report.epoch):
                         _log.warning("executor %s could not load ahead: %s", report.worker.executor, report.error)
                 case GiveUpRun(epoch, run):
                     opened = self._open
@@ -461,6 +461,10 @@ class Driver:
                         self._edge.cancel(opened)
                 case _:
                     pass
+
+    def _is_swept(self, epoch: Epoch) -> bool:
+        """Whether files of the state after an epoch may be gone, because it is not one of the newest two."""
+        return self.committed is not None and epoch < self.committed.epoch - 1
 
     # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
 
