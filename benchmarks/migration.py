@@ -11,7 +11,7 @@ has read no other one needs to read.
 A row's latency is the commit of its epoch minus the time it was due. At the end every key's count is compared with what
 the rows that were committed make by arithmetic.
 
-    python -m benchmarks.migration [--quick] [--keys KEYS] [--plot FILE]
+    python -m benchmarks.migration [--quick] [--keys KEYS] [--few] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Way:
 PREWARMED = Way("budgeted", prewarm=True)
 """How bins are moved unless asked otherwise."""
 SUDDEN, FLUID = Way("sudden", prewarm=False), Way("fluid", prewarm=False)
-QUICK_WAYS = (SUDDEN, FLUID, Way("sudden", prewarm=True), PREWARMED)
+FEW_WAYS = (SUDDEN, FLUID, Way("sudden", prewarm=True), PREWARMED)
 WAYS = tuple(Way(name, warm) for warm in (False, True) for name in ("sudden", "fluid", "batched", "budgeted"))
 
 
@@ -326,13 +326,16 @@ def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--keys", type=int, metavar="KEYS", help="how many are preloaded")
+    parser.add_argument("--few", action="store_true", help=f"only {'; '.join(map(str, FEW_WAYS))}")
     options = parser.parse_args()
     size, began = (QUICK if options.quick else FULL), time.perf_counter()
     size = replace(size, keys=checked_keys(parser, options.keys or size.keys, size.bins))
     before = os.getloadavg()
     print(f"load average {before}", flush=True)
     with cluster() as spark:
-        result = run(spark, size, QUICK_WAYS if options.quick else WAYS, lambda line: print(line, flush=True))
+        result = run(
+            spark, size, FEW_WAYS if options.quick or options.few else WAYS, lambda line: print(line, flush=True)
+        )
     after = os.getloadavg()
     runs = {name: event.figures() for name, event in result.events.items()}
     columns = ("steady_p99_ms", "steady_max_ms", "max_ms", "spike_ms", "stable_again_s", "duration_s", "bytes", "steps")
