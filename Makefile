@@ -138,7 +138,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	    python=$$(sh scripts/find-python) && echo "Creating $(VENV) with $$python" && $$python -m venv --clear $(VENV); }
 	@echo "Installing into $(VENV); the first time this takes a few minutes, most of them for Spark"
 	@{ $(PY) -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt && \
-	   $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[spark,fsspec,txn,delta,server,notebook,examples,dev]'; } || { \
+	   $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[spark,fsspec,txn,delta,iceberg,server,notebook,examples,dev]'; } || { \
 	    echo; \
 	    echo "The installation failed; pip says why above. It needs a network, or a package index or folder that pip"; \
 	    echo "is configured for. Running the same command again goes on from here."; \

@@ -14,6 +14,7 @@ from midstream.flow import aggregations as agg
 from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.delta_source import DeltaSource
 from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
+from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.kafka_notes import runs_that_count
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.schedules import Schedule
@@ -74,6 +75,7 @@ __all__ = [
     "FileSink",
     "Flow",
     "GeneratorSource",
+    "IcebergSink",
     "Insert",
     "Job",
     "KafkaSink",

@@ -16,7 +16,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 
-from midstream import DeltaSink, Flow, ListSource, State
+from midstream import DeltaSink, Flow, IcebergSink, ListSource, State
 from midstream.checkpoint.location import Checkpoint
 from midstream.testing import run_local
 
@@ -80,11 +80,11 @@ def done(checkpoint: Path) -> int:
     return 0 if newest is None else newest.epoch + 1
 
 
-def run(place: Path) -> None:
-    """Run what is left of the epochs."""
+def run(place: Path, sink: DeltaSink | IcebergSink | None = None) -> None:
+    """Run what is left of the epochs. Writes a table of Delta Lake unless a sink is given."""
     flow = Flow("lake")
     rows = flow.source("in", ListSource(EPOCHS[done(place / "c") :], "k string, n bigint", partitions=2))
-    rows.key_by("by k", "k").process("add", add).sink("lake", DeltaSink(place / "lake"))
+    rows.key_by("by k", "k").process("add", add).sink("lake", sink or DeltaSink(place / "lake"))
     run_local(flow, partitions=2, checkpoint=str(place / "c"))
 
 

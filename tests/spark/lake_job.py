@@ -1,4 +1,6 @@
-"""A job from table to table of Delta Lake that is killed: ``python -m tests.spark.lake_job FOLDER MASTER``.
+"""A job from a table of Delta Lake to one of Delta Lake and one of Iceberg, which is killed.
+
+``python -m tests.spark.lake_job FOLDER MASTER``.
 
 It numbers the rows of each key and is changed again and again; version v of two operators puts v on rows. Started again
 in the same folder it goes on; it ends when all rows are committed.
@@ -13,10 +15,12 @@ from typing import Any
 from midstream import DeltaSink, DeltaSource, FileSink, Flow, State, Update
 from midstream.checkpoint.change_records import Outcome
 from tests.chaos.job import session
+from tests.lakes import Warehouse
 
 Row = dict[str, Any]
 TOTAL = 6_000
 KEYS = 7
+ICEBERG = "sales.counted"
 PER_FILE = 150
 """Rows of a version of the table that it reads."""
 
@@ -54,6 +58,9 @@ def build(folder: Path) -> Flow:
     )
     counted.sink("lake", DeltaSink(folder / "lake"))
     counted.sink("files", FileSink(folder / "files"))
+    with Warehouse.make(folder / "iceberg") as house:
+        house.catalog.create_namespace_if_not_exists("sales")
+        counted.sink("iceberg", house.sink(ICEBERG))
     return flow
 
 

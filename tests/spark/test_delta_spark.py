@@ -17,8 +17,9 @@ from midstream.errors import JobFailed
 from midstream.metrics import JobMetrics
 from midstream.testing import run_spark
 from tests.chaos.processes import live_through_kills
+from tests.lakes import Warehouse
 from tests.spark.conftest import PATIENCE_S
-from tests.spark.lake_job import KEYS, PER_FILE, TOTAL
+from tests.spark.lake_job import ICEBERG, KEYS, PER_FILE, TOTAL
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'midstream[delta]'")
 
@@ -118,6 +119,7 @@ def test_a_lookup_follows_the_versions_of_a_table(spark: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("seed", [1])
 def test_changes_and_kills_leave_each_row_once(seed: int, tmp_path: Path) -> None:
     """Workers and drivers die while a job from table to table is changed. The oracle counts the rows of each key."""
+    pytest.importorskip("sqlalchemy", reason="it also writes Iceberg: pip install 'pyiceberg[sql-sqlite]'")
     folder = tmp_path.resolve()
     deltalake.DeltaTable.create(folder / "in", pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     for first in range(0, TOTAL, PER_FILE):
@@ -131,7 +133,11 @@ def test_changes_and_kills_leave_each_row_once(seed: int, tmp_path: Path) -> Non
     names = ["k", "n", "a", "b", "nth", "epoch"]
     filed = [row for part in (folder / "files").glob("[!._]*") for row in pq.ParquetFile(part).read().to_pylist()]
     mine = {row["n"]: {name: row[name] for name in names} for row in rows}
-    assert {row["n"]: {name: row[name] for name in names} for row in filed} == mine, "both sinks have the same rows"
+    with Warehouse.make(folder / "iceberg") as house:
+        iced = house.table(ICEBERG).scan().to_arrow().to_pylist()
+    for others in (filed, iced):
+        assert len(others) == len(rows)
+        assert {row["n"]: {name: row[name] for name in names} for row in others} == mine, "sinks have the same rows"
     assert all(row["a"] == row["b"] for row in rows), "no row met a half of a change"
     assert len({row["a"] for row in rows}) > 2, "there were changes"
     for key in range(KEYS):

@@ -543,8 +543,8 @@ def test_on_timer_is_refused_where_nobody_calls_it(rows):
     [
         (
             None,
-            "expected a FileSink, DatabaseSink, DeltaSink, KafkaSink, MemorySink, ConsoleSink, NoopSink or a "
-            "function(df, epoch), found",
+            "expected a FileSink, DatabaseSink, DeltaSink, IcebergSink, KafkaSink, MemorySink, ConsoleSink, NoopSink "
+            "or a function(df, epoch), found",
         ),
         (None, "found NoneType None"),
         ("out/", "found str 'out/'"),

@@ -4,7 +4,7 @@ Blocks of code in a page run in order, in an empty folder, in a process of their
 
 * ``python`` runs without Spark, ``python spark`` with it, ``python no-run`` never. Blocks of a page share their names.
 * ``python kafka`` runs where a broker is: in ``tests/spark/test_kafka.py``, which gives it a session and topics.
-* ``python delta`` runs where ``deltalake`` is installed.
+* ``python delta`` runs where ``deltalake`` is installed, ``python iceberg`` where PyIceberg is, too.
 * ``python`` whose first line is a comment with a file's name is written to that file instead.
 * ``text output`` is what the Python block before it must print.
 * ``console`` holds ``$ commands`` and what they must print; ``console spark`` needs Spark.
@@ -61,7 +61,8 @@ class Block:
 
     @property
     def lacks_a_package(self) -> bool:
-        return "delta" in self.words[1:] and find_spec("deltalake") is None
+        needed = {"delta": ("deltalake",), "iceberg": ("deltalake", "pyiceberg", "sqlalchemy")}
+        return any(find_spec(package) is None for word in self.words[1:] for package in needed.get(word, ()))
 
     @property
     def file(self) -> str | None:
@@ -195,7 +196,7 @@ def test_nearly_all_blocks_are_run():
 
 def test_every_block_has_known_marks():
     known = {
-        "python": {"spark", "no-run", "kafka", "delta"},
+        "python": {"spark", "no-run", "kafka", "delta", "iceberg"},
         "console": {"spark"},
         "text": {"output"},
         "sh": set(),

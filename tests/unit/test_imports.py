@@ -172,7 +172,11 @@ def test_everything_imported_is_a_declared_dependency():
     extras = project["optional-dependencies"]
     ranges = [
         *project["dependencies"],
-        *(text for extra in ("spark", "fsspec", "txn", "delta", "server", "notebook") for text in extras[extra]),
+        *(
+            text
+            for extra in ("spark", "fsspec", "txn", "delta", "iceberg", "server", "notebook")
+            for text in extras[extra]
+        ),
     ]
     declared = {Requirement(text).name for text in ranges} | {"midstream", "py4j"}  # py4j comes with pyspark
     known = declared | sys.stdlib_module_names

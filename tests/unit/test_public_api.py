@@ -39,6 +39,7 @@ def test_midstream_exports_exactly_these_names():
         "FileSink",
         "Flow",
         "GeneratorSource",
+        "IcebergSink",
         "Insert",
         "Job",
         "KafkaSink",

@@ -19,6 +19,7 @@ import pyarrow as pa
 from midstream.data.schema import require_columns, type_name
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.delta_sink import DeltaSink, check_types
+from midstream.flow.iceberg_sink import IcebergSink, check_names
 from midstream.flow.kafka_sink import KafkaSink, check_records
 from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner
 from midstream.flow.spec import Delivery, SinkTable
@@ -334,6 +335,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
         check_records(target, schema, what)
     if isinstance(target, DeltaSink):
         check_types(target, schema, what)
+    if isinstance(target, IcebergSink):
+        check_names(target, schema, what)
     if isinstance(target, DatabaseSink):
         require_columns(schema, target.key, f"{what}, key")
     for column in schema:
@@ -361,4 +364,6 @@ def check_table(target: FileSink, schema: pa.Schema, what: str) -> None:
     target.layout.check(schema, what)
 
 
-SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink | DeltaSink | KafkaSink
+SinkTarget = (
+    FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink | DeltaSink | IcebergSink | KafkaSink
+)

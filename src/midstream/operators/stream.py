@@ -189,8 +189,8 @@ class Stream(
         if not isinstance(target, SinkTarget):
             if not callable(target):
                 raise FlowError(
-                    f"{what}: expected a FileSink, DatabaseSink, DeltaSink, KafkaSink, MemorySink, ConsoleSink, "
-                    f"NoopSink or a function(df, epoch), found {type(target).__name__} {target!r:.60}"
+                    f"{what}: expected a FileSink, DatabaseSink, DeltaSink, IcebergSink, KafkaSink, MemorySink, "
+                    f"ConsoleSink, NoopSink or a function(df, epoch), found {type(target).__name__} {target!r:.60}"
                 )
             if inspect.isclass(target):  # could be called with (df, epoch), and would swallow the rows
                 raise FlowError(

@@ -31,7 +31,7 @@ from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.ids import Epoch
-from midstream.storage.disk import Unsynced
+from midstream.storage.disk import sync_remaining
 
 __all__ = ["check_tables", "claim_tables", "replace_epoch"]
 
@@ -388,20 +388,7 @@ def _sync(sink: DeltaSink, before: int) -> None:
                 added = [entry["add"]["path"] for line in file if "add" in (entry := json.loads(line))]
             written += [log, *(os.path.join(sink.location, unquote(path)) for path in added)]
             version += 1
-    while not _synced([path for path in written if os.path.exists(path)]):
-        pass
-
-
-def _synced(paths: Iterable[str]) -> bool:
-    """Sync files; False if somebody has compacted the table and removed one of them meanwhile."""
-    unsynced = Unsynced()
-    for path in paths:
-        unsynced.add_file(path)
-    try:
-        unsynced.sync()
-    except FileNotFoundError:
-        return False
-    return True
+    sync_remaining(written)
 
 
 def _app_of(sink: DeltaSink) -> str:

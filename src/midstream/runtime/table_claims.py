@@ -8,26 +8,29 @@ from dataclasses import replace
 from typing import Any
 
 from midstream.flow.delta_sink import DeltaSink
+from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.flow.sinks import DatabaseSink
-from midstream.runtime import database_sink, delta_sink
+from midstream.runtime import database_sink, delta_sink, iceberg_sink
 
 __all__ = ["TableClaims", "check_tables", "claim_tables"]
 
-Owning = DatabaseSink | DeltaSink
+Owning = DatabaseSink | DeltaSink | IcebergSink
 
 
 def check_tables(graph: Graph, job: str) -> None:
     """Refuse tables that cannot be written, or that are not this job's. Only reads."""
-    database_sink.check_tables(graph, job)
-    delta_sink.check_tables(graph, job)
+    for sinks in (database_sink, delta_sink, iceberg_sink):
+        sinks.check_tables(graph, job)
 
 
 def claim_tables(graph: Graph, job: str) -> Graph:
     """Claim the tables for this job and this driver process; return the graph whose sinks may write."""
     driver = uuid.uuid4().hex
-    return delta_sink.claim_tables(database_sink.claim_tables(graph, job, driver), job, driver)
+    for sinks in (database_sink, delta_sink, iceberg_sink):
+        graph = sinks.claim_tables(graph, job, driver)
+    return graph
 
 
 class TableClaims:

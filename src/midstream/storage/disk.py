@@ -31,6 +31,7 @@ __all__ = [
     "rename_file",
     "sync_file",
     "sync_filesystem",
+    "sync_remaining",
     "write_file",
 ]
 
@@ -203,6 +204,20 @@ def at_once(steps: Collection[Callable[[], None]]) -> None:
         last()
     for each in taken:
         each.result()
+
+
+def sync_remaining(paths: Collection[str]) -> None:
+    """Sync files of which some may be gone, or go meanwhile: somebody else compacts the table that they are part of.
+
+    >>> sync_remaining(["/no/such/file"])
+    """
+    while True:
+        unsynced = Unsynced()
+        for path in filter(os.path.exists, paths):
+            unsynced.add_file(path)
+        with contextlib.suppress(FileNotFoundError):
+            unsynced.sync()
+            return
 
 
 def sync_filesystem(path: str) -> None:

@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from midstream.engine.failure import USER_ERRORS, failed
 from midstream.flow.delta_sink import DeltaSink
+from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
-from midstream.runtime import database_sink, delta_sink
+from midstream.runtime import database_sink, delta_sink, iceberg_sink
 
 
 def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
@@ -23,6 +24,8 @@ def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
             _call(partial(database_sink.replace_epoch, target, rows.to_batches(), epoch), name)
         case DeltaSink():
             _call(partial(delta_sink.replace_epoch, target, rows.to_batches, epoch), name)
+        case IcebergSink():
+            _call(partial(iceberg_sink.replace_epoch, target, rows.to_batches, epoch), name)
         case _:
             raise AssertionError(f"a {type(target).__name__} reads no table")
 

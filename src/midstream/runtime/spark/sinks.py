@@ -13,10 +13,11 @@ from pyspark.sql import DataFrame
 from midstream.engine.failure import USER_ERRORS, failed
 from midstream.engine.frames import decode_rows
 from midstream.flow.delta_sink import DeltaSink
+from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
-from midstream.runtime import database_sink, delta_sink
+from midstream.runtime import database_sink, delta_sink, iceberg_sink
 from midstream.runtime.spark.kafka import EpochNotes, write_records
 from midstream.runtime.spark.worker import pack_portions
 
@@ -36,6 +37,9 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: Epo
         case DeltaSink():
             rows = partial(portions, df)
             _call(lambda _, epoch: delta_sink.replace_epoch(target, rows, Epoch(epoch)), name, df, epoch)
+        case IcebergSink():
+            rows = partial(portions, df)
+            _call(lambda _, epoch: iceberg_sink.replace_epoch(target, rows, Epoch(epoch)), name, df, epoch)
         case KafkaSink():
             write_records(target, df, notes.begin(name, target, epoch))
         case _:
@@ -44,7 +48,7 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: Epo
 
 def fetches_rows(target: SinkTarget) -> bool:
     """Whether a sink gets its rows by :func:`portions`."""
-    return isinstance(target, DatabaseSink | DeltaSink)
+    return isinstance(target, DatabaseSink | DeltaSink | IcebergSink)
 
 
 def portions(df: DataFrame) -> Iterator[pa.RecordBatch]:
