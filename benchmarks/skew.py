@@ -1,4 +1,4 @@
-"""Skew: what hot keys cost, and what a job can do about hot bins while it runs (Chi's figure 11c to e, in part).
+"""Skew: what hot keys cost, and what a job can do about them while it runs (Chi's figure 11c to e).
 
 *Hot key*: rows are counted by key, of which all are equally frequent, or one has most of the rows: by `aggregate`,
 which adds up before the exchange, and by `process`, which calls a function for each row, all of them in the partition
@@ -8,7 +8,9 @@ that owns the key. Epochs are compared with those of even keys.
 job is rebalanced while it runs, and the rows of its partitions, its epochs and its throughput are compared before and
 after. At the end the counts of all keys are compared with arithmetic.
 
-A key is never divided, so one that has more than a partition's share decides what is possible.
+*Hot key of a join*: nine rows in ten of the left stream have one key, as all rows of the right stream do, and a
+function is called for each pair. The key is divided while the job runs: both partitions share its rows. Every epoch has
+the same rows, so it must give the same number of pairs before and after.
 
     python -m benchmarks.skew [--quick] [--rows ROWS] [--plot FILE]
 """
@@ -29,7 +31,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, midstream_durations, session
-from midstream import Flow, Job, NoopSink, State, agg
+from midstream import Divide, Flow, Job, NoopSink, State, agg, tumbling
 from midstream.checkpoint.inspection import read_state
 from midstream.data.hashing import bins_of, hash_columns
 
@@ -38,6 +40,8 @@ EVEN = -1
 HOT_KEY = {share: tuple([0] * share + [EVEN] * (10 - share)) for share in (0, 3, 9)}
 """By tenths of the rows: patterns with one hot key."""
 PATIENCE_S = 180.0
+RIGHT_ROWS = 10
+"""Rows of the right stream in an epoch of the join."""
 STRIDE = 7_919
 
 
@@ -55,13 +59,15 @@ FULL = Size(rows=100_000, keys=10_000, warm_up_s=10, epochs=20)
 QUICK = Size(rows=10_000, keys=1_000, warm_up_s=1, epochs=3)
 
 
-def stream(spark: SparkSession, size: Size, pattern: Sequence[int]) -> DataFrame:
-    """As many rows in every epoch, made inside the JVM, whose keys follow a pattern over and over."""
+def stream(spark: SparkSession, size: Size, pattern: Sequence[int], time: str | None = None) -> DataFrame:
+    """As many rows in every epoch, made inside the JVM, whose keys follow a pattern over and over. With ``time``, a
+    column of that name has the second of the epoch."""
     source = spark.readStream.format("rate-micro-batch")
     rows = source.option("rowsPerBatch", size.rows).option("numPartitions", CORES).load()
     value = F.col("value")
     turn = F.element_at(F.array(*(F.lit(key).cast("long") for key in pattern)), (value % len(pattern) + 1).cast("int"))
-    return rows.select(F.when(turn == EVEN, value * STRIDE % size.keys).otherwise(turn).alias("user"))
+    times = [] if time is None else [F.col("timestamp").alias(time)]
+    return rows.select(F.when(turn == EVEN, value * STRIDE % size.keys).otherwise(turn).alias("user"), *times)
 
 
 def counts_of(total: int, size: Size, pattern: Sequence[int]) -> dict[int, int]:
@@ -176,6 +182,50 @@ def _phase(job: Job, size: Size) -> Phase:
     return Phase(round(max(rows) * len(rows) / sum(rows), 2), epoch_ms, size.rows / epoch_ms * 1000)
 
 
+# ── a hot key of a join ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A join with a hot key, before and after it was divided."""
+
+    before: Phase
+    after: Phase
+    wrong: int
+    """By how many pairs epochs differ, in all."""
+
+
+def divided(spark: SparkSession, size: Size) -> Divided:
+    """Run, divide, and run on."""
+    left = stream(spark, size, HOT_KEY[9], "viewed_at").withColumnRenamed("user", "viewer")
+    right = stream(spark, replace(size, rows=RIGHT_ROWS), (0,), "paid_at")
+    flow = Flow("skew join")
+    viewers = flow.source("views", left, event_time="viewed_at").key_by("by viewer", "viewer")
+    payers = flow.source("payments", right, event_time="paid_at").key_by("by payer", "user")
+    pairs = viewers.join("both", payers, window=tumbling("1 second"))
+    pairs.map("rate", rated, returns="viewer bigint, value bigint").sink("out", NoopSink())
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        flow.start(spark, checkpoint=folder, partitions=CORES) as job,
+    ):
+        before, counts = _phase(job, size), _pairs(job)
+        job.migrate(Divide("both", {"viewer": 0}, into=CORES), strategy="sudden").require(PATIENCE_S)
+        after = _phase(job, size)
+        counts += _pairs(job)
+    usual = statistics.mode(counts)
+    return Divided(before, after, sum(abs(count - usual) for count in counts))
+
+
+def rated(row: dict[str, Any]) -> dict[str, Any]:
+    """What a pair is worth."""
+    return {"viewer": row["viewer"], "value": row["viewer"] * 31 % 7}
+
+
+def _pairs(job: Job) -> list[int]:
+    """The pairs of the newest epochs."""
+    return [each.rows_out for each in job.progress if each.epoch > 0][-10:]
+
+
 # ── the report ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -189,6 +239,7 @@ def main() -> None:
     with session() as spark:
         hot = hot_key(spark, size)
         moved = rebalanced(spark, size)
+        shared = divided(spark, replace(size, rows=size.rows // 10))
     table(
         f"{size.rows:,} rows an epoch, {CORES} partitions: median epoch by the share of one key",
         ("", *(f"{10 * share}%" for share in HOT_KEY), "90% against none"),
@@ -205,8 +256,16 @@ def main() -> None:
             for name, each in (("before", moved.before), ("rebalanced", moved.after))
         ],
     )
+    table(
+        "join, nine rows in ten have one key",
+        ("", "busier partition / mean", "epoch", "left rows/s"),
+        [
+            (name, f"{each.imbalance}", f"{each.epoch_ms:,.0f} ms", f"{each.rows_per_s:,.0f}")
+            for name, each in (("before", shared.before), ("divided", shared.after))
+        ],
+    )
     if options.plot:
-        _plot(options.plot, hot, moved)
+        _plot(options.plot, hot, moved, shared)
     figures = {
         "rows_per_epoch": size.rows,
         "aggregate_hot_ratio": round(hot["aggregate"][9] / hot["aggregate"][0], 2),
@@ -215,20 +274,22 @@ def main() -> None:
         "imbalance_after": moved.after.imbalance,
         "throughput_gain": round(moved.after.rows_per_s / moved.before.rows_per_s - 1, 2),
         "latency_change": round(moved.after.epoch_ms / moved.before.epoch_ms - 1, 2),
-        "wrong": moved.wrong,
-        "divided_keys": 0,
+        "join_throughput_gain": round(shared.after.rows_per_s / shared.before.rows_per_s - 1, 2),
+        "join_latency_change": round(shared.after.epoch_ms / shared.before.epoch_ms - 1, 2),
+        "wrong": moved.wrong + shared.wrong,
+        "divided_keys": 1,
         "epoch_ms": hot,
     }
     closing_line("skew", figures, quick=options.quick)
 
 
-def _plot(path: Path, hot: dict[str, dict[int, float]], moved: Rebalanced) -> None:
+def _plot(path: Path, hot: dict[str, dict[int, float]], moved: Rebalanced, shared: Divided) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    figure, (left, right, last) = plt.subplots(1, 3, figsize=(14, 4))
     for how, found in hot.items():
         left.plot([10 * share for share in found], [ms / found[0] for ms in found.values()], "o-", label=how)
     left.set(xlabel="% of rows with one key", ylabel="median epoch, against even keys", ylim=(0, None))
@@ -241,6 +302,11 @@ def _plot(path: Path, hot: dict[str, dict[int, float]], moved: Rebalanced) -> No
     right.bar_label(bars, [f"busier partition: {each.imbalance} × mean" for each in phases], padding=3)
     right.set(ylabel="thousand rows/s", title="process, hot bins in one of two partitions")
     right.margins(y=0.15)
+    joined = (shared.before, shared.after)
+    bars = last.bar(["before", "divided"], [each.rows_per_s / 1000 for each in joined], color=["#999999", "#2255aa"])
+    last.bar_label(bars, [f"{each.epoch_ms:,.0f} ms an epoch" for each in joined], padding=3)
+    last.set(ylabel="thousand left rows/s", title="join, 90% of the left rows have one key")
+    last.margins(y=0.15)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

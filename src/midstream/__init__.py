@@ -13,7 +13,7 @@ from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
 from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.delta_source import DeltaSource
-from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
+from midstream.flow.edits import Divide, Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.kafka_notes import runs_that_count
 from midstream.flow.kafka_sink import KafkaSink
@@ -70,6 +70,7 @@ __all__ = [
     "DatabaseSink",
     "DeltaSink",
     "DeltaSource",
+    "Divide",
     "Drain",
     "Executors",
     "FileSink",

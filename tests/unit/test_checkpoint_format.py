@@ -15,6 +15,7 @@ from midstream.change.fork import ForkRecord
 from midstream.checkpoint.change_records import (
     ChangeEvent,
     ChangeRecord,
+    DivideRecord,
     ForgetRecord,
     InsertRecord,
     MigrationRecord,
@@ -41,7 +42,7 @@ from midstream.flow.spec import SPECS, SinkTable, Spec
 from midstream.flow.transactions.tables import Column, Table
 from midstream.flow.windows import Window
 from midstream.planner.assignment import FIELDS as ASSIGNMENTS
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, DividedBin
 from midstream.planner.programs import StageProgram, StateMigration
 from midstream.planner.stages import NumberedWire, Place, Stage, Wire, WireNumbers
 from midstream.state.files import FileRef
@@ -68,6 +69,7 @@ DOCUMENTS = {
     "Update": UpdateRecord,
     "Move": MoveRecord,
     "Rescale": RescaleRecord,
+    "Divide": DivideRecord,
     "Migration": MigrationRecord,
     "Step": StepRecord,
     "Insert": InsertRecord,
@@ -85,6 +87,7 @@ DOCUMENTS = {
     "Marker of a sink": SinkMarker,
     "Port": Port,
     "Assignment": Assignment,
+    "Divided bin": DividedBin,
     "Numbers of wires": WireNumbers,
     "Layout of state": StateLayout,
     "Numbered wire": NumberedWire,

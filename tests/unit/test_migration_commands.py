@@ -69,7 +69,7 @@ def test_every_goal_arrives(client: JobClient):
 
 def test_an_invalid_body_is_refused(client: JobClient):
     for body, message in (
-        ({"goals": [{"kind": "north"}]}, "Goals may be of the kinds 'move', 'rescale', 'rebalance', 'drain', 'assig"),
+        ({"goals": [{"kind": "north"}]}, "Goals may be of the kinds 'move', 'rescale', 'divide', 'rebalance', 'drain"),
         ({"goals": [], "speed": 3}, "Object contains unknown field `speed`"),
     ):
         with pytest.raises(MidstreamError) as refusal:
@@ -162,6 +162,10 @@ def test_commands_that_migrate_share_their_options():
 def test_wrong_arguments_are_reported():
     assert "'0-1' is not BIN=PARTITION" in call("migrate", "counts", "0-1", code=2)
     assert "neither the number of an epoch nor a time" in call("rescale", "counts", "3", "--at", "soon", code=2)
+    assert "'k' is not COLUMN=VALUE" in call("divide", "counts", "count", "--key", "k", code=2)
+    assert "give the key, or the bin, and only one of them" in call("divide", "counts", "count", code=1)
+    of_process = call("divide", "counts", "count", "--key", "k=1", "--explain", code=1)
+    assert "it is a process, and only bins of a join are divided" in of_process
     assert "say which migration" in call("migrations", "counts", "--cancel", code=2)
     assert "by='luck' is not measured" in call("rebalance", "counts", "--measure", "luck", code=1)
     assert "no partition runs on an executor '3'; those with partitions are 0" in call("drain", "counts", "3", code=1)

@@ -34,6 +34,7 @@ def test_midstream_exports_exactly_these_names():
         "DatabaseSink",
         "DeltaSink",
         "DeltaSource",
+        "Divide",
         "Drain",
         "Executors",
         "FileSink",

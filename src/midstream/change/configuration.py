@@ -13,7 +13,9 @@ from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Revision
 from midstream.planner.assignment import Assignments, assign, pack_assignments, unpack_assignments
 from midstream.planner.carried_assignments import carried
+from midstream.planner.division import with_wires
 from midstream.planner.programs import StateMigration, link, pack_blobs
+from midstream.planner.reassignment import rescaled
 from midstream.planner.stages import Plan, WireNumbers, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 from midstream.storage.documents import read_document, write_document
@@ -132,7 +134,7 @@ class Configuration:
 
     def with_assignments(self, assignments: Assignments) -> Configuration:
         """The same configuration with other owners of bins. Its programs and its document stay the same blobs."""
-        return replace(self, assignments=assignments)
+        return replace(self, assignments=with_wires(self.plan, assignments))
 
     def as_revision(self, revision: Revision) -> Configuration:
         """The same configuration under another revision."""
@@ -211,14 +213,20 @@ def first_configuration(
         assignments = assign(plan.exchanged, partitions, recorded or {}, bins)
     else:
         plan = compile_plan(graph, before.plan.numbers)
-        assignments = carried(before.plan, recorded or {}, plan, partitions, bins)
+        # State lies where it was divided to, so that outlasts another number of partitions.
+        divided = {
+            stage: rescaled(each, partitions)
+            for stage, each in before.assignments.items()
+            if each.divided or each.united
+        }
+        assignments = carried(before.plan, {**divided, **(recorded or {})}, plan, partitions, bins)
         kept = state_kept(before, graph)
     with store.together():
         digests = {name: store.put(blob) for name, blob in packed.items()}
         first = Configuration(
             plan,
             FIRST_REVISION,
-            assignments,
+            with_wires(plan, assignments),
             digests,
             partitions=partitions,
             kept=kept,

@@ -10,6 +10,7 @@ from midstream.drawing.figures import size_text
 from midstream.drawing.migration_picture import StageMoves, migration_to_svg, migration_to_text
 from midstream.ids import BinId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
+from midstream.planner.division import in_words
 from midstream.planner.migration import (
     BIN_BYTES,
     BinMove,
@@ -76,6 +77,7 @@ class MigrationExplanation:
         lines = [migration_to_text(self.stages), "", f"{request.strategy} migration in {steps}:"]
         if request.spreads:
             lines.append("  one more spreads partitions over executors anew")
+        lines += [f"  {line}" for stage in self.stages for line in in_words(stage.before, stage.after)]
         lines.append(f"  moves {self.bins} bins with about {size_text(self.bytes)} of state")
         largest = max(self.steps, default=(0, 0))
         lines.append(

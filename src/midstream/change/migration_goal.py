@@ -9,11 +9,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from midstream.change.migration_request import MigrationRequest
-from midstream.checkpoint.change_records import EditRecord, MigrationRecord, MoveRecord, RescaleRecord
+from midstream.checkpoint.change_records import (
+    DivideRecord,
+    EditRecord,
+    MigrationRecord,
+    MoveRecord,
+    RescaleRecord,
+)
 from midstream.errors import FlowError
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Divide, Move, Reassignment, Rescale
 from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments
+from midstream.planner.division import in_words
 from midstream.planner.migration import Itinerary, StepStrategy
 from midstream.planner.reassignment import goal_of, unique_names
 from midstream.planner.stages import Plan
@@ -31,20 +38,25 @@ __all__ = [
 ]
 
 
-def record_of(edit: Move | Rescale) -> EditRecord:
+def record_of(edit: Reassignment) -> EditRecord:
     """An edit, for the history."""
     if isinstance(edit, Move):
         return MoveRecord(dict(edit.bins), edit.stage)
+    if isinstance(edit, Divide):
+        key = None if edit.key is None else dict(edit.key)
+        return DivideRecord(edit.join, edit.into, edit.spread, key, edit.bin)
     return RescaleRecord(edit.partitions, edit.stage)
 
 
-def edit_of(record: EditRecord) -> Move | Rescale:
+def edit_of(record: EditRecord) -> Reassignment:
     """The inverse of :func:`record_of`."""
     match record:
         case MoveRecord(bins=bins, stage=stage):
             return Move(bins, stage)
         case RescaleRecord(partitions=partitions, stage=stage):
             return Rescale(partitions, stage)
+        case DivideRecord(join=join, into=into, spread=spread, key=key, bin=number):
+            return Divide(join, key, number, into, spread)
     raise AssertionError(f"a migration has no {type(record).__name__}")
 
 
@@ -101,6 +113,7 @@ def described(
                 "" if was.partitions == wanted.partitions else f"; {was.partitions} → {wanted.partitions} partitions"
             )
             lines.append(f"  {names[stage]}: {count} of {wanted.bins} bins move{partitions}")
+            lines += [f"  {line}" for line in in_words(was, wanted)]
     if spreads:
         lines.append("  partitions are spread anew over executors")
     return "\n".join(lines)

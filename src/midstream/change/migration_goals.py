@@ -4,6 +4,7 @@
 goal                leads to
 =================== ==================================================================
 `Move`, `Rescale`   other owners of some bins; another number of partitions
+`Divide`            a hot key of a join that several partitions share
 `Rebalance`         partitions of about the same weight, as it was measured, and executors with as many of them
 `Drain`             nothing on an executor any more
 an `Assignment`     exactly these owners
@@ -16,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.errors import FlowError
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Divide, Move, Reassignment, Rescale
 from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.balance import balanced, drained, imbalance
@@ -57,7 +58,7 @@ class Drain:
     executor: str
 
 
-Goal = Move | Rescale | Rebalance | Drain | Assignment | Mapping[str, Assignment]
+Goal = Move | Rescale | Divide | Rebalance | Drain | Assignment | Mapping[str, Assignment]
 """The goals that a migration may have. A mapping has assignments by the names of stages."""
 
 Places = Mapping[StageIndex, Mapping[int, str]]
@@ -71,13 +72,13 @@ def edits_of(
     weights: BinWeights,
     places: Places,
     uneven: Collection[int] = (),
-) -> tuple[Move | Rescale, ...]:
+) -> tuple[Reassignment, ...]:
     """The edits that lead to goals. Raises :class:`FlowError` if one cannot be reached.
 
     ``uneven`` has the numbers of partitions that executors could share more evenly: a rebalance names stages with as
     many even if all of their bins stay with their partitions.
     """
-    found: list[Move | Rescale] = []
+    found: list[Reassignment] = []
     for goal in goals:
         match goal:
             case Rebalance(stage=stage, by=by):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from midstream.data.durations import microseconds
 from midstream.data.sizes import size_in_bytes
 from midstream.errors import FlowError
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Reassignment
 from midstream.ids import Epoch
 from midstream.planner.migration import StepStrategy
 from midstream.planner.step_cost import Budget
@@ -21,7 +21,7 @@ __all__ = ["MigrationRequest", "budget_of", "migration_request"]
 class MigrationRequest:
     """A migration as the user requested it. Without a budget, one is chosen when it begins."""
 
-    edits: tuple[Move | Rescale, ...]
+    edits: tuple[Reassignment, ...]
     by: str
     strategy: StepStrategy = StepStrategy.BUDGETED
     budget: Budget = field(default_factory=Budget)
@@ -42,7 +42,7 @@ class MigrationRequest:
 
 
 def migration_request(
-    edits: Iterable[Move | Rescale],
+    edits: Iterable[Reassignment],
     *,
     by: str,
     strategy: str = "budgeted",
@@ -54,6 +54,7 @@ def migration_request(
 ) -> MigrationRequest:
     """Check what a user asks for; raises :class:`FlowError` if it cannot be understood.
 
+    >>> from midstream import Rescale
     >>> migration_request([Rescale(4)], by="ann", strategy="fluid", at=12).at_epoch
     12
     >>> migration_request([Rescale(4)], by="ann", strategy="slow")
@@ -65,10 +66,10 @@ def migration_request(
     if not wanted:
         raise FlowError("a migration needs something to move: Move({bin: partition}) or Rescale(partitions)")
     for edit in wanted:
-        if not isinstance(edit, Move | Rescale):
+        if not isinstance(edit, Reassignment):
             raise FlowError(
-                f"a migration moves bins, found {type(edit).__name__} {edit!r:.60}; allowed: Move and Rescale. Other "
-                f"edits are for job.update, which may run at the same time"
+                f"a migration moves bins, found {type(edit).__name__} {edit!r:.60}; allowed: Move, Rescale and "
+                f"Divide. Other edits are for job.update, which may run at the same time"
             )
     if strategy not in list(StepStrategy):
         raise FlowError(f"strategy {strategy!r} is not known; allowed: {', '.join(StepStrategy)}")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -47,11 +47,12 @@ from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import ChangeRecord, MigrationRecord, Outcome, StepRecord
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Divide, Move, Reassignment, Rescale
 from midstream.ids import Epoch, StageIndex
-from midstream.planner.assignment import Assignment, Assignments
+from midstream.planner.assignment import Assignment, Assignments, DividedBin
 from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
+from midstream.planner.division import with_wires
 from midstream.planner.migration import Itinerary, StepStrategy, fluid
 from midstream.planner.reassignment import goal_of, stages_named, unique_names
 from midstream.planner.stages import Plan
@@ -190,9 +191,15 @@ class Migrations:
                 f"nothing to reverse; cancel it"
             )
         plan = migration.plan
-        edits: list[Move | Rescale] = []
+        edits: list[Reassignment] = []
         for name, assignment in ((name, Assignment.from_document(found)) for name, found in plan.first.items()):
             edits += [Rescale(assignment.partitions, name), Move(dict(enumerate(assignment.owners)), name)]
+            made = Assignment.from_document(plan.target[name]).divided if name in plan.target else ()
+            edits += [
+                Divide(each.join, bin=each.home, into=into, spread=each.spread)
+                for each in (*made, *assignment.divided)
+                if (into := _shares_after(each, made, assignment.divided)) is not None
+            ]
         budget = Budget(plan.budget_ms, plan.budget_bytes)
         note = f"back to before migration {migration.number}"
         by = migration.record.by
@@ -245,6 +252,15 @@ class Migrations:
             return
         now, moves = configuration.assignments, running.planned
         then = itinerary.after_step(now, moves)
+        if any(then[stage].divided != now[stage].divided for stage in running.target):
+            if self._changes.in_progress:  # which was prepared for a flow whose bins are divided as they are now
+                self._tell_progress(running, "the change in progress")
+                return
+            try:
+                with_wires(configuration.plan, then)
+            except FlowError as error:
+                self._end_running(Outcome.STOPPED, str(error))
+                return
         if running.migration.plan.prewarm and not self._is_warm(running, now, then, committed):
             running.waited += 1
             self._tell_progress(running, "takers that load state")
@@ -447,3 +463,10 @@ class Migrations:
             ),
             step,
         )
+
+
+def _shares_after(each: DividedBin, now: Collection[DividedBin], wanted: Collection[DividedBin]) -> int | None:
+    """How many shares a bin is to have, if that is another number."""
+    if (each in now) == (each in wanted):
+        return None
+    return len(each.bins) if each in wanted else 1

@@ -47,6 +47,7 @@ from midstream.operators.plan_edits import resolved
 from midstream.planner.assignment import Assignments
 from midstream.planner.carried_assignments import carried, under_plan
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
+from midstream.planner.division import with_wires
 from midstream.planner.merged_flow import MergedFlow, merge
 from midstream.planner.programs import StateMigration
 from midstream.planner.reassignment import reassigned, stage_names
@@ -218,7 +219,7 @@ def _applied(
         configuration,
         plan=plan,
         revision=revision,
-        assignments=reassigned(plan, assignments, reassignments_in(edits)),
+        assignments=with_wires(plan, reassigned(plan, assignments, reassignments_in(edits))),
         blobs={name: digest for name, digest in blobs.items() if digest != NOT_STORED},
         migrations=migrations,
         kept=state_kept(configuration, graph),

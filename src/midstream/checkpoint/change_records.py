@@ -19,6 +19,7 @@ __all__ = [
     "NOT_STORED",
     "ChangeEvent",
     "ChangeRecord",
+    "DivideRecord",
     "EditRecord",
     "ForgetRecord",
     "InsertRecord",
@@ -137,6 +138,25 @@ class RescaleRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="rescale"
         return f"{self.subject}: {self.partitions}"
 
 
+class DivideRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="divide"):
+    """A :class:`~midstream.Divide`: a key, or a bin, of a join that several partitions share."""
+
+    join: str
+    into: int
+    spread: str
+    key: dict[str, str | int | bool] | None = None
+    bin: int | None = None
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        what = f"bin {self.bin}" if self.key is None else ", ".join(map(str, self.key.values()))
+        return f"shares of {what} at {self.join}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.into}"
+
+
 class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
     """An operator that a change added to the flow.
 
@@ -234,7 +254,15 @@ class TuneRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tune"):
 PlanRecord = InsertRecord | RemoveRecord | RewireRecord
 """The record of an edit of the plan."""
 EditRecord = (
-    UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord | ForgetRecord | TuneRecord
+    UpdateRecord
+    | MoveRecord
+    | RescaleRecord
+    | DivideRecord
+    | InsertRecord
+    | RemoveRecord
+    | RewireRecord
+    | ForgetRecord
+    | TuneRecord
 )
 """The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 

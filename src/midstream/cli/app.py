@@ -22,7 +22,7 @@ from midstream.cli.control import control, controls
 from midstream.cli.controllers import attach, controllers, detach, proposals
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import reporting_errors, write_text
-from midstream.cli.migrate import assignment, drain, executors, freeze, migrate, migrations, rebalance, rescale
+from midstream.cli.migrate import assignment, divide, drain, executors, freeze, migrate, migrations, rebalance, rescale
 from midstream.cli.savepoints import fork, rewind, savepoint, savepoints
 from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
@@ -196,7 +196,7 @@ def journal(
 
 for changing in (jobs, status, top, epoch, explain, update, tune, deploy, history, revert, calibrate):
     app.command()(changing)
-for moving in (rescale, rebalance, drain, migrate, migrations, assignment, executors, freeze):
+for moving in (rescale, rebalance, drain, divide, migrate, migrations, assignment, executors, freeze):
     app.command()(moving)
 for controlling in (control, controls):
     app.command()(controlling)

@@ -20,13 +20,13 @@ from midstream.cli.messages import failed, reporting_errors, write_text
 from midstream.cli.served import client_of
 from midstream.cli.tables import assignment_table, executors_table, migrations_table
 from midstream.drawing.figures import size_text
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Divide, Move, Rescale
 from midstream.planner.assignment import Assignment
 from midstream.planner.migration import StepStrategy
 from midstream.server.client import JobClient, is_over
 from midstream.server.migration_messages import MigrationState
 
-__all__ = ["assignment", "drain", "executors", "freeze", "migrate", "migrations", "rebalance", "rescale"]
+__all__ = ["assignment", "divide", "drain", "executors", "freeze", "migrate", "migrations", "rebalance", "rescale"]
 
 LOOK_S = 0.5
 """Seconds between two requests for the progress of a migration."""
@@ -111,6 +111,25 @@ def drain(
 ) -> Goal:
     """Move everything off an executor of a running job, so that it can be removed."""
     return Drain(executor)
+
+
+@_command
+def divide(
+    join: Annotated[str, typer.Argument(help="The join.", show_default=False)],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="The hot key; once for each key column.", show_default=False),
+    ] = None,
+    bin: Annotated[int | None, typer.Option(help="The bin instead of a key.", show_default=False)] = None,
+    into: Annotated[int, typer.Option(help="How many partitions share its rows; 1 unites them.")] = 2,
+    spread: Annotated[str, typer.Option(help="The side whose rows are spread; the others are copied.")] = "left",
+) -> Goal:
+    """Let several partitions of a running job share a hot key of a join."""
+    pairs = [text.partition("=") for text in key or ()]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise typer.BadParameter(f"{wrong[0]!r} is not COLUMN=VALUE", param_hint="--key")
+    with reporting_errors():
+        return Divide(join, {name: value for name, _, value in pairs} or None, bin, into, spread)
 
 
 @_command

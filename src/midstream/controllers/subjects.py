@@ -8,7 +8,7 @@ from midstream.change.migration_goals import Drain, Rebalance
 from midstream.controllers.controller import Executors, Operation
 from midstream.controllers.situation import Situation
 from midstream.engine.control_operations import ControlOperation
-from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Tune, Update
+from midstream.flow.edits import Divide, Edit, Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.knobs import in_words
 from midstream.planner.assignment import Assignment
 
@@ -42,7 +42,7 @@ def subjects_of(operation: Operation, seen: Situation) -> dict[Subject, int]:
             return {("partitions", name): _direction(partitions, now) for name, now in named} or {
                 ("partitions", stage or ""): 0
             }
-        case Rebalance(stage=stage) | Move(stage=stage):
+        case Rebalance(stage=stage) | Move(stage=stage) | Divide(stage=stage):
             return {("bins", name): 0 for name in _named(stage, seen)} or {("bins", stage or ""): 0}
         case Executors(count=count):
             return {("executors", ""): _direction(count, seen.executors)}
@@ -75,6 +75,8 @@ def words_of(operation: Operation) -> str:
             return f"rebalance {'all stages' if stage is None else repr(stage)} by {by}"
         case Move(bins=bins, stage=stage):
             return f"move {len(bins)} bins{'' if stage is None else f' of {stage!r}'}"
+        case Divide(join=join, into=into):
+            return f"divide a key of {join!r} into {into}"
         case Drain(executor=executor):
             return f"drain executor {executor}"
         case Executors(count=count):

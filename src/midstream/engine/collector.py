@@ -23,7 +23,7 @@ from midstream.engine.intake import Carried
 from midstream.engine.rows_by_bin import RowsByBin
 from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
-from midstream.planner.assignment import Assignments
+from midstream.planner.assignment import Assignments, DividedBin
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = knob_value({}, "frame")
@@ -71,6 +71,11 @@ class Collector:
         self._partitions = assignments[following].partitions if leaves is Leaves.EXCHANGE else MAX_BINS
         self._stay = partition % self._partitions
         self._owners = {stage: each.owner_array for stage, each in assignments.items()}
+        self._divided: dict[WireId, list[DividedBin]] = {}
+        self._dealt: Counter[tuple[WireId, int]] = Counter()
+        for each in (one for assignment in assignments.values() for one in assignment.divided):
+            for number in each.wires:
+                self._divided.setdefault(number, []).append(each)
         self._held: dict[_Destination, _HeldRows] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []
@@ -90,8 +95,34 @@ class Collector:
             owners = self._owners_at(wire)
             # Without key columns all rows have the same key.
             bins = bins_of(hash_columns(batch, wire.key), len(owners)) if wire.key else np.zeros(batch.num_rows, int)
+            for each in self._divided.get(wire.id, ()):
+                bins = self._share(each, wire, bins, batch, revision)
             self._count(wire, bins)
             self._hold(wire, revision, FrameKind.ROWS, _scattered(owners[bins], batch))
+
+    def _share(
+        self, divided: DividedBin, wire: Wire, bins: npt.NDArray[Any], batch: pa.RecordBatch, revision: Revision
+    ) -> npt.NDArray[Any]:
+        """The bins of rows, some of which are spread over others; copies of rows are sent to their owners.
+
+        Rows are dealt out by their number, so that a second attempt of a task sends the same rows to the same tasks.
+        """
+        here = np.flatnonzero(bins == divided.home)
+        if not len(here):
+            return bins
+        owners = self._owners_at(wire)
+        if wire.id == divided.wires[0]:
+            shares = np.asarray(divided.bins)
+            first = self._dealt[wire.id, divided.home]
+            self._dealt[wire.id, divided.home] += len(here)
+            bins = bins.copy()
+            bins[here] = shares[(first + np.arange(len(here))) % len(shares)]
+            return bins
+        rows = batch.take(pa.array(here))
+        others = {int(owners[number]) for number in divided.bins} - {int(owners[divided.home])}
+        self._count(wire, np.repeat(divided.bins[1:], len(here)))
+        self._hold(wire, revision, FrameKind.ROWS, [(owner, rows) for owner in sorted(others)])
+        return bins
 
     def add_partials(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
         """Add partials of a wire that starts here; a stored key begins with its bin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from midstream.engine.steps import ONLY, OperatorInTask, OperatorStep
 from midstream.errors import FlowError
 from midstream.flow.model import Operator, Source
 from midstream.flow.spec import OnError, Spec
-from midstream.ids import Digest, Revision
+from midstream.ids import BinId, Digest, Revision
+from midstream.planner.assignment import DividedBin
 from midstream.planner.programs import StageProgram
 from midstream.state.keeper import HandleKeeper
 from midstream.state.task import TaskState
@@ -41,6 +42,12 @@ class Parts:
     times: EpochTimes
     revision: Revision
     keepers: dict[str, HandleKeeper] = field(default_factory=dict)
+    divided: tuple[DividedBin, ...] = ()
+    """Bins of this stage whose rows others share."""
+    united: tuple[DividedBin, ...] = ()
+    """Bins that were divided before."""
+    elsewhere: Callable[[str, Collection[BinId]], pa.Table] | None = None
+    """The committed state of an operator in some bins, also of other tasks, as stored keys and values."""
     flushed: frozenset[str] = frozenset()
     """Operators for which time ends with this epoch: they close everything open."""
 

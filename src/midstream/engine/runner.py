@@ -12,7 +12,7 @@ themselves: the old one until the task's switch, the new one from then on, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.engine.task_controls import TaskControls
 from midstream.flow.knobs import knob_value
-from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
+from midstream.ids import BinId, InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.planner.assignment import Assignments
 from midstream.planner.programs import StageProgram
@@ -96,6 +96,7 @@ class StageRunner:
         recorder: Recorder | None = None,
         knobs: Mapping[str, int] | None = None,
         flushed: Collection[str] = (),
+        elsewhere: Callable[[str, Collection[BinId]], pa.Table] | None = None,
     ) -> None:
         knobs = knobs or {}
         self._program = program
@@ -122,7 +123,18 @@ class StageRunner:
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
         self._widest_row = 0
-        self._parts = Parts(program, resources, states, times, revision, flushed=frozenset(flushed))
+        here = assignments.get(program.stage.index)
+        self._parts = Parts(
+            program,
+            resources,
+            states,
+            times,
+            revision,
+            divided=() if here is None else here.divided,
+            united=() if here is None else here.united,
+            elsewhere=elsewhere,
+            flushed=frozenset(flushed),
+        )
         self._nodes: dict[str, OperatorNode] = {}
         for op in program.operators:
             self._nodes[op.name] = node_of(op, revision, self._key_sample)

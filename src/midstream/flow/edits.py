@@ -117,6 +117,50 @@ class Rescale(Edit):
 
 
 @dataclass(frozen=True)
+class Divide(Edit):
+    """Several tasks for a hot key of a join, from the next epoch on: rows of one side are spread over them, those of
+    the other are copied to each. All keys of the same bin are divided with it. A goal of :meth:`midstream.Job.migrate`.
+
+    :param join: the name of the join.
+    :param key: the hot key, by the names of the left key columns.
+    :param bin: the bin instead, as :meth:`midstream.Job.assignment` has it.
+    :param into: by how many partitions its rows are shared; 1 unites it.
+    :param spread: the side whose rows are spread, ``"left"`` or ``"right"``: that of which there are more. Rows of the
+        other side are copied, so it cannot be one whose rows are kept if they have no partner.
+
+    >>> Divide("orders and payments", {"user": "ann"}, into=4).spread
+    'left'
+    >>> Divide("orders and payments", into=0)
+    Traceback (most recent call last):
+    ...
+    midstream.errors.FlowError: Divide: give the key, or the bin, and only one of them
+    """
+
+    join: str
+    key: Mapping[str, str | int | bool] | None = None
+    bin: int | None = None
+    into: int = 2
+    spread: str = "left"
+    __hash__ = None  # type: ignore[assignment]  # a mapping has no hash
+
+    def __post_init__(self) -> None:
+        if (self.key is None) == (self.bin is None):
+            raise FlowError("Divide: give the key, or the bin, and only one of them")
+        if type(self.into) is not int or self.into < 1:
+            raise FlowError(f"Divide: into={self.into!r} must be a whole number from 1 on, the number of partitions")
+        if self.spread not in ("left", "right"):
+            raise FlowError(f"Divide: spread={self.spread!r} must be 'left' or 'right'")
+        for name, value in (self.key or {}).items():
+            if type(value) not in (str, int, bool):
+                raise FlowError(f"Divide: the key {name!r} is {value!r:.60}; give a text, a whole number or the bin")
+
+    @property
+    def stage(self) -> str:
+        """The stage of the join, by the join's name."""
+        return self.join
+
+
+@dataclass(frozen=True)
 class Insert(Edit):
     """Operators that are inserted into a running flow, written as in a script.
 
@@ -225,7 +269,7 @@ class Redraw(Edit):
         return f"plan: {', '.join(map(str, self.steps))}"
 
 
-Reassignment = Move | Rescale
+Reassignment = Move | Rescale | Divide
 """An edit that changes which partition owns which bin, and nothing else."""
 
 
@@ -244,6 +288,8 @@ def check_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
                 f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, Insert, "
                 f"Remove, Rewire, Move, Rescale and Tune, e.g. Update('FM', function)"
             )
+        if isinstance(edit, Divide):
+            raise FlowError(f"bins of {edit.join!r} are divided by job.migrate(Divide(…)), not by a change")
     if not known:
         raise FlowError("a change needs at least one edit, e.g. job.update(Update('FM', new_function))")
     return known

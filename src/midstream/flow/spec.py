@@ -312,6 +312,11 @@ class Spec:
     """Whether it keeps state; if so, it follows a key_by."""
 
     @property
+    def copyable_inputs(self) -> tuple[int, ...]:
+        """Inputs whose rows may be in several tasks at once, if those of the other input are spread over these."""
+        return ()
+
+    @property
     def holds_back(self) -> bool:
         """Whether its state holds results that it emits only when the watermark reaches them: windows, timers, rows
         without a match."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from midstream.data.durations import duration
 from midstream.data.schema import columns_of, joined_schema, type_name
+from midstream.engine.joining.division import SharedBins
 from midstream.engine.joining.times import Nearness
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
@@ -84,6 +86,11 @@ class Join(TaskSpec):
         return self.how is not How.INNER
 
     @property
+    def copyable_inputs(self) -> tuple[int, ...]:
+        """Those whose rows are not kept: whether a row that is kept has a partner must be known in one task."""
+        return tuple(number for number, kept in enumerate((self.how.keeps_left, self.how.keeps_right)) if not kept)
+
+    @property
     def holds_back(self) -> bool:
         """Rows without a partner so far."""
         return self.how is not How.INNER
@@ -108,7 +115,15 @@ class Join(TaskSpec):
     def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """See :func:`instantiate_join`."""
         left, right = parts.takes(operator)
-        return instantiate_join(operator, self, (left, right), parts.state(operator), parts.times)
+        state, name = parts.state(operator), operator.name
+        shared = SharedBins(
+            state,
+            columns_of(left, self.left_keys),
+            [each for each in parts.divided if each.join == name],
+            [each for each in parts.united if each.join == name],
+            None if parts.elsewhere is None else partial(parts.elsewhere, name),
+        )
+        return instantiate_join(operator, self, (left, right), state, parts.times, shared)
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
         """The promise of uniqueness does not affect the stored bytes."""

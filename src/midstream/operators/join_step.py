@@ -8,7 +8,7 @@ rows are near each other, late, or over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -23,6 +23,7 @@ from midstream.data.key_space import KeySpace
 from midstream.data.times import EpochTimes
 from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.failure import failed, row_at
+from midstream.engine.joining.division import SharedBins
 from midstream.engine.joining.runs import SortedRun, SortedRuns, expand
 from midstream.engine.joining.times import Limits, Nearness
 from midstream.engine.steps import ONLY, OperatorInTask
@@ -48,10 +49,15 @@ _Integers = npt.NDArray[np.int64]
 
 
 def instantiate_join(
-    operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
+    operator: Operator,
+    spec: Join,
+    takes: tuple[pa.Schema, pa.Schema],
+    state: TaskState,
+    times: EpochTimes,
+    shared: SharedBins | None = None,
 ) -> OperatorInTask:
     """Build a join in a task: its first entry takes rows of the left stream, the second rows of the right one."""
-    work = _JoinStep(operator, spec, takes, state, times)
+    work = _JoinStep(operator, spec, takes, state, times, shared)
     entries = (partial(work.enter, work.left), partial(work.enter, work.right))
     return OperatorInTask(entries, work.finish, flush=work.flush)
 
@@ -118,9 +124,18 @@ class _Side:
 
 class _JoinStep:
     def __init__(
-        self, operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
+        self,
+        operator: Operator,
+        spec: Join,
+        takes: tuple[pa.Schema, pa.Schema],
+        state: TaskState,
+        times: EpochTimes,
+        shared: SharedBins | None = None,
     ) -> None:
         self._operator = operator
+        self._shared = shared if shared is not None and shared.is_any else None
+        if self._shared is not None:
+            self._shared.divide()
         self._what = f"join {operator.name!r}"
         self._state = state
         self._near = near = Nearness.of(spec.window, spec.within_us, spec.after_us)
@@ -158,12 +173,26 @@ class _JoinStep:
             limits(0, near.shift),
             ErrorsBranch(operator, ERRORS_RIGHT),
         )
+        if self._shared is not None:
+            self._shared.unite(self.left.panes, self.right.panes)
+            self.left.latest, self.right.latest = self.left.panes.latest, self.right.panes.latest
         # Where the columns of a right row that is emitted alone come from: its key stands in the left columns.
         keys = dict(zip(spec.left_keys, spec.right_keys, strict=True))
         self._from_right = [keys.get(name) for name in takes[0].names] + list(self._adds)
 
     def enter(self, side: _Side, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Take a slice of one side; returns its pairs with the rows so far, its late rows and its bad rows."""
+        if self._shared is None:
+            return self._enter(side, batch)
+        results = []
+        for rows, shares, tells in self._shared.parts("left" if side is self.left else "right", batch, side.keys):
+            found = self._enter(side, rows, shares)
+            results.append(found if tells else {name: each for name, each in found.items() if name == ONLY})
+        names = dict.fromkeys(name for each in results for name in each)
+        return {name: pa.concat_batches([each[name] for each in results if name in each]) for name in names}
+
+    def _enter(self, side: _Side, batch: pa.RecordBatch, shares: Sequence[int] = ()) -> dict[str, pa.RecordBatch]:
+        """Take rows of one side; if they are those of a divided bin, they are kept in each of ``shares``."""
         batch, bad = side.screen(batch)
         results: dict[str, pa.RecordBatch] = dict(bad)
         instants = self._instants(side, batch)
@@ -174,7 +203,13 @@ class _JoinStep:
         if not batch.num_rows:
             return results
         kept = pa.RecordBatch.from_arrays([batch.column(name) for name in side.schema.names], schema=side.schema)
-        run = SortedRun.of(kept, self._key_numbers(side, batch), instants)
+        numbers = self._key_numbers(side, batch)
+        if shares:
+            numbers = np.concatenate([self._in_bin(numbers, share) for share in shares])
+            if len(shares) > 1:
+                kept = pa.concat_batches([kept] * len(shares))
+                instants = np.tile(instants, len(shares))
+        run = SortedRun.of(kept, numbers, instants)
         other = self.right if side is self.left else self.left
         self._read(other, run)
         pairs = self._pairs(side, run, other)
@@ -288,6 +323,13 @@ class _JoinStep:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
         numbers = np.array(list(map(self._numbers.__getitem__, groups.keys)), np.int64)
         return numbers[groups.group_of_row]
+
+    def _in_bin(self, numbers: _Integers, share: int) -> _Integers:
+        """The numbers of the same keys in another bin."""
+        space, distinct = self._state.space, np.unique(numbers)
+        prefix = space.prefix(share, Namespace.VALUE)
+        moved = [self._numbers[prefix + self._numbers.ends[number][1]] for number in distinct.tolist()]
+        return np.array(moved, np.int64)[np.searchsorted(distinct, numbers)]
 
     def _stored_keys(self, numbers: _Integers, times: _Integers, namespace: Namespace) -> tuple[list[bytes], _Integers]:
         """The stored keys for keys (by number) and times, ascending, and the permutation that sorts them."""

@@ -14,7 +14,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from midstream.data.key_space import MAX_BINS, KeySpace
 from midstream.errors import FlowError
 from midstream.flow.graph_format import CODEC
-from midstream.ids import BINS, BinId, PartitionId, StageIndex
+from midstream.ids import BINS, BinId, PartitionId, StageIndex, WireId
 from midstream.storage.blobs import Blob
 from midstream.storage.documents import read_document, write_document
 
@@ -32,6 +32,7 @@ __all__ = [
     "FIELDS",
     "Assignment",
     "Assignments",
+    "DividedBin",
     "assign",
     "check_partitions",
     "pack_assignments",
@@ -40,6 +41,28 @@ __all__ = [
 ]
 
 _WHAT = "the assignments of a job"
+
+
+@dataclass(frozen=True)
+class DividedBin:
+    """Bins that share the rows of one of them at a join, see :mod:`.division`.
+
+    >>> DividedBin("orders", "left", (7, 3), (WireId(0), WireId(1))).home
+    7
+    """
+
+    join: str
+    spread: str
+    """The side whose rows are spread, ``"left"`` or ``"right"``; those of the other side are copied."""
+    bins: tuple[int, ...]
+    """The bin itself, then those that have a share in it."""
+    wires: tuple[WireId, WireId] = field(compare=False)
+    """The wires in the present plan whose rows are spread and copied."""
+
+    @property
+    def home(self) -> int:
+        """The bin that is divided."""
+        return self.bins[0]
 
 
 @dataclass(frozen=True)
@@ -58,6 +81,10 @@ class Assignment:
     partitions: int
     owners: tuple[int, ...]
     """Indexed by bin: the partition that owns it."""
+    divided: tuple[DividedBin, ...] = field(default=(), repr=False)
+    """Bins whose rows other bins share. No bin is in two of these."""
+    united: tuple[DividedBin, ...] = field(default=(), repr=False, compare=False)
+    """Bins that were divided: what others had of them is back, or comes back in the first epoch with this."""
 
     def __post_init__(self) -> None:
         KeySpace(len(self.owners))  # refuses other numbers of bins than a key space can have
@@ -83,13 +110,20 @@ class Assignment:
         (3, (0, 1, 2, 0))
         """
         packed = base64.b64encode(zlib.compress(self.owner_array.astype("<u2").tobytes(), 1))
-        return {"partitions": self.partitions, "owners": packed.decode()}
+        document: dict[str, Any] = {"partitions": self.partitions, "owners": packed.decode()}
+        for name, divisions in (("divided", self.divided), ("united", self.united)):
+            if divisions:
+                document[name] = [
+                    {"join": each.join, "spread": each.spread, "bins": list(each.bins), "wires": list(each.wires)}
+                    for each in divisions
+                ]
+        return document
 
     @classmethod
     def from_document(cls, found: Any) -> Assignment:
         """The inverse. Owners may also be a list of numbers, as they were written before. Raises :class:`ValueError`
         if this is no assignment."""
-        if not isinstance(found, dict) or found.keys() != {"partitions", "owners"}:
+        if not isinstance(found, dict) or found.keys() - {"divided", "united"} != {"partitions", "owners"}:
             raise ValueError(f"{found!r:.80} is not an assignment: partitions and owners")
         partitions, owners = found["partitions"], found["owners"]
         if isinstance(owners, str):
@@ -101,7 +135,12 @@ class Assignment:
         if type(partitions) is not int or not isinstance(owners, list) or any(type(each) is not int for each in owners):
             raise ValueError(f"{found!r:.80} is not an assignment: a number of partitions, and an owner for each bin")
         try:
-            return cls(partitions, tuple(owners))
+            return cls(
+                partitions,
+                tuple(owners),
+                divided=_divisions_of(found.get("divided", [])),
+                united=_divisions_of(found.get("united", [])),
+            )
         except FlowError as error:
             raise ValueError(str(error)) from error
 
@@ -127,6 +166,21 @@ class Assignment:
         starts = np.flatnonzero(np.diff(self.owner_array[order])) + 1
         parts = np.split(order, starts)
         return {PartitionId(self.owners[part[0]]): tuple(map(BinId, part.tolist())) for part in parts}
+
+
+def _divisions_of(found: Any) -> tuple[DividedBin, ...]:
+    try:
+        return tuple(
+            DividedBin(
+                str(each["join"]),
+                str(each["spread"]),
+                tuple(map(int, each["bins"])),
+                (WireId(each["wires"][0]), WireId(each["wires"][1])),
+            )
+            for each in found
+        )
+    except (TypeError, ValueError, LookupError) as error:
+        raise ValueError(f"{found!r:.80} are not bins that are divided") from error
 
 
 Assignments = Mapping[StageIndex, Assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from midstream.errors import FlowError
 from midstream.planner.assignment import Assignment
@@ -70,7 +71,7 @@ def drained(assignment: Assignment, partitions: Collection[int], weights: Sequen
         taker = min(others, key=lambda each: (loads[each], each))
         owners[number] = taker
         loads[taker] += weights[number]
-    return Assignment(assignment.partitions, tuple(owners))
+    return replace(assignment, owners=tuple(owners))
 
 
 def _check(assignment: Assignment, weights: Sequence[float]) -> None:
@@ -113,7 +114,7 @@ def _evened(assignment: Assignment, weights: Sequence[float]) -> Assignment:
                 held[sink].add(moving)
                 loads[source] -= weights[moving]
                 loads[sink] += weights[moving]
-    return Assignment(assignment.partitions, tuple(owners))
+    return replace(assignment, owners=tuple(owners))
 
 
 def _best(
@@ -153,4 +154,4 @@ def _dealt(assignment: Assignment, weights: Sequence[float]) -> Assignment:
         taker = owner if stays else lightest
         owners[number] = taker
         loads[taker] += weight
-    return Assignment(assignment.partitions, tuple(owners))
+    return replace(assignment, owners=tuple(owners))

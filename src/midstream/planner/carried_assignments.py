@@ -6,6 +6,8 @@ the checkpoint by bin, so where two stages become one, one of their assignments 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from midstream.ids import BINS, StageIndex
 from midstream.planner.assignment import Assignment, Assignments, spread
 from midstream.planner.stages import Plan
@@ -40,6 +42,12 @@ def _of_same_stages(before: Plan, assignments: Assignments, after: Plan) -> dict
         stateful = [name for name in operators if after.graph[name].spec.is_stateful]
         for name in (*stateful, *operators):
             if host.get(name) in assignments:
-                found[index] = assignments[host[name]]
+                kept = assignments[host[name]]
+                hosts = {host[one] for one in operators if host.get(one) in assignments}
+                found[index] = replace(
+                    kept,
+                    divided=tuple(each for stage in sorted(hosts) for each in assignments[stage].divided),
+                    united=tuple(each for stage in sorted(hosts) for each in assignments[stage].united),
+                )
                 break
     return found

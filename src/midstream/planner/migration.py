@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from midstream.ids import BinId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.disjoint_steps import disjoint_steps
+from midstream.planner.division import after_division
 from midstream.planner.step_budget import StepBudget
 from midstream.planner.step_cost import Budget, StepCost
 
@@ -205,6 +206,9 @@ class Itinerary:
         for stage, wanted in self.target.items():
             reached = tuple(owners[stage])
             is_there = reached == wanted.owners
-            partitions = wanted.partitions if is_there else max(now[stage].partitions, wanted.partitions)
-            found[stage] = Assignment(partitions, reached)
+            if is_there:  # bins are divided or united when all of them are where they are to be
+                found[stage] = after_division(now[stage], wanted)
+                continue
+            partitions = max(now[stage].partitions, wanted.partitions)
+            found[stage] = replace(now[stage], partitions=partitions, owners=reached)
         return found

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from midstream.data.ddl import closest
 from midstream.errors import FlowError
-from midstream.flow.edits import Move, Reassignment, Rescale
+from midstream.flow.edits import Divide, Move, Reassignment, Rescale
 from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments
+from midstream.planner.division import divided
 from midstream.planner.stages import Plan
 
 __all__ = ["goal_of", "keyed_stages", "moved", "reassigned", "rescaled", "stage_names", "stages_named", "unique_names"]
@@ -85,7 +87,7 @@ def moved(before: Assignment, bins: Mapping[int, int]) -> Assignment:
                 f"Rescale makes more"
             )
         owners[number] = owner
-    return Assignment(before.partitions, tuple(owners))
+    return replace(before, owners=tuple(owners))
 
 
 def rescaled(before: Assignment, partitions: int) -> Assignment:
@@ -116,7 +118,8 @@ def rescaled(before: Assignment, partitions: int) -> Assignment:
         kept[owner] += stays
         owners.append(owner if stays else None)
     free = iter(sorted(owner for owner in quota for _ in range(quota[owner] - kept[owner])))
-    return Assignment(partitions, tuple(next(free) if owner is None else owner for owner in owners))
+    spread = tuple(next(free) if owner is None else owner for owner in owners)
+    return replace(before, partitions=partitions, owners=spread)
 
 
 def reassigned(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -> dict[StageIndex, Assignment]:
@@ -153,6 +156,9 @@ def _after(plan: Plan, before: Assignments, edit: Reassignment) -> dict[StageInd
             after[stage] = moved(before[stage], bins)
         case Rescale(partitions=partitions):
             after.update({stage: rescaled(before[stage], partitions) for stage in stages})
+        case Divide():
+            [stage] = _only(plan, stages, edit.stage)
+            after[stage] = divided(plan, before[stage], edit)
     return after
 
 

@@ -49,8 +49,8 @@ class MigratingJob(ABC):
         meets, at its new owner, exactly the state of all rows before. Functions can be updated at the same time.
 
         :param goals: where bins are to be: :class:`midstream.Move`, :class:`midstream.Rescale`,
-            :class:`midstream.Rebalance`, :class:`midstream.Drain`, or an :class:`midstream.Assignment`, in a dict by
-            the names of stages if there are several.
+            :class:`midstream.Divide`, :class:`midstream.Rebalance`, :class:`midstream.Drain`, or an
+            :class:`midstream.Assignment`, in a dict by the names of stages if there are several.
         :param strategy: how the moves are cut into steps. ``"sudden"``: all in one; ``"fluid"``: one bin a step;
             ``"batched"``: in a step no partition takes part in two moves; ``"budgeted"``: as much a step as fits the
             budget.

@@ -19,7 +19,7 @@ from midstream.controllers.proposal_records import ProposalOutcome
 from midstream.controllers.situation import Situation
 from midstream.engine.control_operations import ControlOperation
 from midstream.errors import FlowError
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Divide, Move, Rescale
 from midstream.observation import Observation
 from midstream.planner.assignment import Assignment
 from midstream.runtime.controller_desk import ControllerDesk, Requested
@@ -79,7 +79,7 @@ class JobSteering:
         job, how = self._job, {**proposal.how, "by": by, "note": note}
         operation: Any = proposal.operation
         match operation:
-            case Rescale() | Move() | Rebalance() | Drain() | Assignment() | Mapping():
+            case Rescale() | Move() | Divide() | Rebalance() | Drain() | Assignment() | Mapping():
                 return _requested(job.migrate(operation, **how))
             case ControlOperation():
                 return _running(job.control(operation, **how))

@@ -90,6 +90,7 @@ class TaskRun:
                 recorder=self._recorder,
                 knobs=order.knobs,
                 flushed=order.flushed,
+                elsewhere=lambda operator, bins: access.contents(self._states[operator].lineage, bins),
             )
             aligned = [each for each in order.controls if each.mode is not ControlMode.FAST]
             if aligned:

@@ -12,13 +12,14 @@ from midstream.change.migration import Migration, MigrationProgress
 from midstream.change.migration_goals import Drain, Goal, Rebalance
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.errors import FlowError
-from midstream.flow.edits import Move, Rescale
+from midstream.flow.edits import Divide, Move, Rescale
 from midstream.planner.assignment import Assignment
 from midstream.server.messages import MoveMessage, RescaleMessage
 
 __all__ = [
     "GOAL_KINDS",
     "AssignmentMessage",
+    "DivideMessage",
     "DrainMessage",
     "FreezeRequest",
     "Frozen",
@@ -66,7 +67,21 @@ class AssignmentMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return found if self.stage is None else {self.stage: found}
 
 
-GoalMessage = MoveMessage | RescaleMessage | RebalanceMessage | DrainMessage | AssignmentMessage
+class DivideMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="divide"):
+    """A :class:`~midstream.Divide` as a message."""
+
+    join: str
+    key: dict[str, str | int | bool] | None = None
+    bin: int | None = None
+    into: int = 2
+    spread: str = "left"
+
+    def edit(self) -> Divide:
+        """The goal."""
+        return Divide(self.join, self.key, self.bin, self.into, self.spread)
+
+
+GoalMessage = MoveMessage | RescaleMessage | DivideMessage | RebalanceMessage | DrainMessage | AssignmentMessage
 """A goal of a migration on its way, by its ``kind``."""
 GOAL_KINDS = tuple(repr(kind.__struct_config__.tag) for kind in get_args(GoalMessage))
 """The kinds of goals, for messages to people."""
@@ -83,6 +98,8 @@ def goal_messages(goal: Goal) -> tuple[GoalMessage, ...]:
             return (MoveMessage(dict(bins), stage),)
         case Rescale(partitions=partitions, stage=stage):
             return (RescaleMessage(partitions, stage),)
+        case Divide(join=join, key=key, bin=number, into=into, spread=spread):
+            return (DivideMessage(join, None if key is None else dict(key), number, into, spread),)
         case Rebalance(stage=stage, by=by):
             return (RebalanceMessage(stage, by),)
         case Drain(executor=executor):
@@ -92,8 +109,8 @@ def goal_messages(goal: Goal) -> tuple[GoalMessage, ...]:
         case Mapping():
             return tuple(AssignmentMessage(each.partitions, each.owners, stage) for stage, each in goal.items())
     raise FlowError(
-        f"a migration cannot lead to {type(goal).__name__} {goal!r:.60}; allowed: Move, Rescale, Rebalance, Drain and "
-        f"assignments"
+        f"a migration cannot lead to {type(goal).__name__} {goal!r:.60}; allowed: Move, Rescale, Divide, "
+        f"Rebalance, Drain and assignments"
     )
 
 

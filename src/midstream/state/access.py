@@ -6,8 +6,11 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from midstream.ids import BinId
 from midstream.state.base import Base, Loaded
+from midstream.state.contents import contents
 from midstream.state.files import StateFiles, folder_of
 from midstream.state.lineage import EMPTY, Lineage
 from midstream.state.task import TaskState
@@ -67,6 +70,10 @@ class StateAccess:
     def open(self, lineage: Lineage, bins: Iterable[BinId]) -> TaskState:
         """Open an operator's state at the given lineage, for one task."""
         return TaskState(self.base(lineage), lineage, bins)
+
+    def contents(self, lineage: Lineage, bins: Iterable[BinId]) -> pa.Table:
+        """Stored keys and values of some bins, whoever owns them, read from the checkpoint."""
+        return contents(StateFiles(self.location, durable=self.durable, space=lineage.space), lineage, bins)
 
     def base(self, lineage: Lineage) -> Base:
         """This process's base for an operator."""

@@ -84,6 +84,7 @@ class Namespace(IntEnum):
     JOIN_WAITING = 24
     JOIN_LATEST = 25
     JOIN_RIGHT_WAITING = 26
+    JOIN_DIVIDED = 27
     TABLE = 30
     TABLE_PAST = 31
 

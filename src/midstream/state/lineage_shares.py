@@ -14,7 +14,7 @@ from midstream.ids import PartitionId
 from midstream.planner.assignment import Assignment
 from midstream.state.lineage import Lineage, LineageEntry
 
-__all__ = ["LineageShares"]
+__all__ = ["LineageShares", "shared_bins"]
 
 
 _AT_ONCE = 1024
@@ -39,10 +39,22 @@ class LineageShares:
     def of(self, partition: PartitionId) -> dict[str, bytes]:
         """By operator: the share of a partition. The same bytes whenever it is asked for."""
         bins = self._assignment.owned_by(partition)
-        return {
-            lineage.operator: lineage.only(bins, entries.get(partition, ())).encode()
-            for lineage, entries in zip(self._lineages, self._entries, strict=True)
-        }
+        found = {}
+        for lineage, entries in zip(self._lineages, self._entries, strict=True):
+            others = shared_bins(self._assignment, lineage.operator, partition)
+            own = lineage.only({*bins, *others}) if others else lineage.only(bins, entries.get(partition, ()))
+            found[lineage.operator] = own.encode()
+        return found
+
+
+def shared_bins(assignment: Assignment, operator: str, partition: PartitionId) -> frozenset[int]:
+    """Bins of others from which a partition may have to read the state of an operator, because bins are divided or
+    united."""
+    groups = [each.bins for each in (*assignment.divided, *assignment.united) if each.join == operator]
+    if not groups:
+        return frozenset()
+    own = set(assignment.owned_by(partition))
+    return frozenset(number for group in groups if own & set(group) for number in group if number not in own)
 
 
 def _by_owner(lineage: Lineage, assignment: Assignment) -> dict[int, list[LineageEntry]]:

@@ -207,6 +207,11 @@ class Panes:
         """The start of the latest pane in state; None if there is none."""
         return integer_of(max(self._latest.values())) if self._latest else None
 
+    @staticmethod
+    def rows_in(head: bytes) -> bytes:
+        """The rows of a pane that are not in segments."""
+        return _split(head)[1]
+
     def read(self, keys: Sequence[bytes]) -> tuple[pa.RecordBatch, _Integers]:
         """All rows of some panes, and for each row the index of its pane."""
         heads = self._state.get_many(keys)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.control_log import ControlRecord
 from midstream.engine.control_operations import ControlOperation
-from midstream.flow.edits import Edit, Move, Rescale
+from midstream.flow.edits import Edit, Reassignment
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
@@ -93,7 +93,7 @@ class MigrateAt:
     """
 
     epoch: int
-    edits: tuple[Move | Rescale, ...]
+    edits: tuple[Reassignment, ...]
     strategy: str = "budgeted"
     budget: str | int | None = None
     prewarm: bool = True
@@ -104,7 +104,7 @@ class MigrateAt:
     if_possible: bool = False
 
     @classmethod
-    def of(cls, epoch: int, *edits: Move | Rescale, **more: Any) -> MigrateAt:
+    def of(cls, epoch: int, *edits: Reassignment, **more: Any) -> MigrateAt:
         """Make a migration from its edits.
 
         >>> from midstream import Rescale
