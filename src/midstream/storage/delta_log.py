@@ -14,7 +14,6 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 
 from midstream.errors import SetupError, SourceError
@@ -198,6 +197,8 @@ def read_files(
     files: tuple[DataFile, ...], columns: pa.Schema, filesystem: pafs.FileSystem, what: str
 ) -> Iterator[pa.RecordBatch]:
     """The rows of files, in their order, with these columns; those that a file lacks are null."""
+    import pyarrow.dataset as pads  # here, because it loads pandas
+
     kind = pads.ParquetFileFormat(read_options=pads.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
     for file in files:
         given = [name for name in file.partition if name in columns.names]
