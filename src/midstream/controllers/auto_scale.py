@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any, ClassVar
 
 from midstream.controllers.controller import Controller, Executors, Proposal
@@ -96,6 +97,23 @@ class _Learnt:
         return TRY_AFTER if missed is None or is_other else missed.wait
 
 
+class _Cause(Enum):
+    """What leads to another number of partitions, where it matters later."""
+
+    WORK = auto()
+    LATENCY = auto()
+    TRY = auto()
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """How many partitions a stage should have, and why."""
+
+    partitions: int
+    why: str = ""
+    cause: _Cause = _Cause.WORK
+
+
 @dataclass(frozen=True)
 class _Scaling:
     """What the controller remembers."""
@@ -170,11 +188,11 @@ class AutoScale(Controller):
             return (), replace(now, settling=now.settling - 1, lag_ms=seen.lag_ms)
         now = self._noted(seen, now)
         found = [(each, self._wanted(each, seen, now)) for each in self._stages(seen)]
-        changes = [(stage, wanted, why) for stage, (wanted, why) in found if wanted != stage.partitions]
+        changes = [(stage, wish) for stage, wish in found if wish.partitions != stage.partitions]
         if not changes:
             return self._give_back(seen, now)
-        stage, wanted, why = max(changes, key=lambda each: each[1] / each[0].partitions)
-        return self._change(seen, replace(now, spare=0), stage, wanted, why)
+        stage, wish = max(changes, key=lambda each: each[1].partitions / each[0].partitions)
+        return self._change(seen, replace(now, spare=0), stage, wish)
 
     def _stages(self, seen: Situation) -> Sequence[StageLoad]:
         if self.stage is None:
@@ -209,38 +227,38 @@ class AutoScale(Controller):
         is_calm = max(each.growth for each in newest) < FALLING_BEHIND
         return replace(known, was_behind=False, calm=known.calm + 1 if is_calm else 0)
 
-    def _wanted(self, stage: StageLoad, seen: Situation, now: _Scaling) -> tuple[int, str]:
-        """How many partitions a stage should have, and why."""
+    def _wanted(self, stage: StageLoad, seen: Situation, now: _Scaling) -> _Wish:
         have, samples = stage.partitions, now.samples[stage.name]
         low, high = self._limits(seen)
         if not low <= have <= high:
-            return min(max(have, low), high), f"{have} partitions are not within {low} to {high}"
+            return _Wish(min(max(have, low), high), f"{have} partitions are not within {low} to {high}")
         known = now.learnt[stage.name]
         target = self.utilisation * known.capacity
         newest = samples[-PATIENCE:]
         if len(newest) < PATIENCE:
-            return have, ""
+            return _Wish(have)
         needed = [math.ceil(each.demand / target - 1e-9) for each in newest]
         if min(needed) > have:
             wanted = round(statistics.median(needed))
             if known.before is not None and known.calm < TRY_AFTER:
                 wanted = known.before.partitions  # which was enough
-            return min(
-                high, wanted
-            ), f"its operators need {statistics.median(each.demand for each in newest):.2f} cores"
+            cores = statistics.median(each.demand for each in newest)
+            return _Wish(min(high, wanted), f"its operators need {cores:.2f} cores")
         if known.before is not None and min(each.lag_ms for each in newest) > self._tolerable(known.before, have):
-            return min(high, known.before.partitions), f"{have} partitions were tried, and do not keep up as well"
+            why = f"{have} partitions were tried, and do not keep up as well"
+            return _Wish(min(high, known.before.partitions), why)
         if self.latency is not None and self._is_late(stage, newest, now) and have < high:
-            return have + 1, f"rows are older than {self.latency}"
+            return _Wish(have + 1, f"rows are older than {self.latency}", _Cause.LATENCY)
         if len(samples) < LONG_PATIENCE or (self.latency is not None and not self._is_young(samples)):
-            return have, ""
+            return _Wish(have)
         enough = max(math.ceil(each.demand / (target * MARGIN) - 1e-9) for each in samples)
         if enough < have:
-            return max(low, enough), f"its operators need {max(each.demand for each in samples):.2f} cores at most"
+            cores = max(each.demand for each in samples)
+            return _Wish(max(low, enough), f"its operators need {cores:.2f} cores at most")
         fewest = self._fewest(stage, samples, low)
         if fewest < have and known.calm >= known.wait_for(fewest, samples[-1].demand):
-            return fewest, f"nothing was wrong in {known.calm} epochs, so fewer are tried"
-        return have, ""
+            return _Wish(fewest, f"nothing was wrong in {known.calm} epochs, so fewer are tried", _Cause.TRY)
+        return _Wish(have)
 
     @staticmethod
     def _tolerable(before: _Try, have: int) -> float:
@@ -277,8 +295,9 @@ class AutoScale(Controller):
         return low, high if asks else max(low, min(high, max(1, seen.cores)))
 
     def _change(
-        self, seen: Situation, now: _Scaling, stage: StageLoad, wanted: int, why: str
+        self, seen: Situation, now: _Scaling, stage: StageLoad, wish: _Wish
     ) -> tuple[Sequence[Proposal], _Scaling]:
+        wanted, why = wish.partitions, wish.why
         sample = now.samples[stage.name][-1]
         figures = {
             "cores needed": round(sample.demand, 3),
@@ -297,25 +316,25 @@ class AutoScale(Controller):
                 found = Proposal(Executors(asking), reason, {**figures, "cores": float(seen.cores)})
                 return (found,), replace(now, asked=asking)
         for_latency = dict(now.for_latency)
-        if why.startswith("rows are older"):
+        if wish.cause is _Cause.LATENCY:
             newest = now.samples[stage.name][-PATIENCE:]
             for_latency[stage.name] = (statistics.median(each.latency_ms for each in newest), sample.demand)
         proposal = Proposal(Rescale(wanted, stage.name), why, figures)
-        known = self._changed(now.learnt[stage.name], now.samples[stage.name], stage.partitions, wanted, why)
+        known = self._changed(now.learnt[stage.name], now.samples[stage.name], stage.partitions, wanted, wish.cause)
         learnt = {**now.learnt, stage.name: known}
         return (proposal,), replace(now, samples={}, for_latency=for_latency, learnt=learnt)
 
-    def _changed(self, known: _Learnt, samples: Sequence[_StageSample], have: int, wanted: int, why: str) -> _Learnt:
+    def _changed(
+        self, known: _Learnt, samples: Sequence[_StageSample], have: int, wanted: int, cause: _Cause
+    ) -> _Learnt:
         """What is known of a stage whose number of partitions is about to change."""
         was_behind, known = known.was_behind, replace(known, calm=0, was_behind=False)
-        if why.startswith("nothing was wrong"):
+        if cause is _Cause.TRY:
             hoped = max(each.demand for each in samples) / (wanted * self.utilisation)
             before = _Try(have, known.capacity, statistics.median(each.lag_ms for each in samples))
             return replace(known, capacity=max(known.capacity, min(1.0, hoped)), before=before)
         if known.before is not None and wanted > have:  # the try has failed
-            capacity = (
-                known.capacity if was_behind else known.before.capacity
-            )  # the newest measurement, if there is one
+            capacity = known.capacity if was_behind else known.before.capacity  # the newest measurement
             demand = statistics.median(each.demand for each in samples)
             wait = min(LONGEST_WAIT, 2 * known.wait_for(have, demand))
             return replace(known, capacity=capacity, before=None, missed=_Missed(have, demand, wait))
