@@ -14,6 +14,8 @@ from typing import Any
 
 from midstream import DeltaSink, DeltaSource, FileSink, Flow, State, Update
 from midstream.checkpoint.change_records import Outcome
+from midstream.operators.stream import Stream
+from midstream.runtime.spark.job import Job
 from tests.chaos.job import session
 from tests.lakes import Warehouse
 
@@ -48,14 +50,18 @@ class Count:
         return {**row, "b": self.version, "nth": state.get()}
 
 
-def build(folder: Path) -> Flow:
-    """The flow, with the first version of its functions."""
-    flow = Flow("lake")
-    source = DeltaSource(folder / "in", starting_version=1, max_files_per_epoch=2)
+def counted_rows(flow: Flow, source: Any) -> Stream:
+    """Rows of a source, each with its number among those of its key, by the first version of the functions."""
     marked = flow.source("in", source).map("mark", Mark(1), returns="k bigint, n bigint, a int")
-    counted = marked.key_by("by k", "k").process(
+    return marked.key_by("by k", "k").process(
         "count", Count(1), returns="k bigint, n bigint, a int, b int, nth bigint", one_to_one=True
     )
+
+
+def build(folder: Path) -> Flow:
+    """From table to tables."""
+    flow = Flow("lake")
+    counted = counted_rows(flow, DeltaSource(folder / "in", starting_version=1, max_files_per_epoch=2))
     counted.sink("lake", DeltaSink(folder / "lake"))
     counted.sink("files", FileSink(folder / "files"))
     with Warehouse.make(folder / "iceberg") as house:
@@ -64,15 +70,20 @@ def build(folder: Path) -> Flow:
     return flow
 
 
-def main(place: str, master: str) -> None:
-    """Run and change the job until all rows are committed."""
-    folder, spark = Path(place), session(master)
-    job = build(folder).start(spark, checkpoint=str(folder / "checkpoint"), trigger="available-now")
+def change_until_all_is_committed(job: Job) -> None:
+    """Replace both functions again and again, each time with the next version."""
     while not job.await_termination(0.1):  # raises if it has failed
         version = 2 + sum(each.outcome is Outcome.APPLIED for each in job.history())
         change = job.update(Update("mark", Mark(version)), Update("count", Count(version)))
         while change.outcome is Outcome.PENDING and not job.await_termination(0.1):
             pass
+
+
+def main(place: str, master: str) -> None:
+    """Run and change the job until all rows are committed."""
+    folder, spark = Path(place), session(master)
+    job = build(folder).start(spark, checkpoint=str(folder / "checkpoint"), trigger="available-now")
+    change_until_all_is_committed(job)
     spark.stop()
 
 

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from midstream import Flow, Insert, KafkaSink, MemorySink, Update
 from midstream.errors import JobFailed, SetupError
@@ -80,6 +82,15 @@ def flow_of(spark: Any, topics: Topics, *others: Callable[[Any, int], None], **o
     return flow
 
 
+def scraped(server: Any, name: str, labels: dict[str, str]) -> float:
+    """A value as Prometheus reads it; 0 if it is not there."""
+    request = Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"})
+    with urlopen(request, timeout=PATIENCE_S) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return next((float(sample.value) for sample in samples if sample.labels == labels), 0.0)
+
+
 # ── what is read and written ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -136,16 +147,21 @@ def test_the_key_and_the_value_may_be_columns(spark: Any, topics: Topics, tmp_pa
 
 @pytest.mark.slow
 def test_how_far_a_topic_is_behind_is_observed(spark: Any, topics: Topics, tmp_path: Path) -> None:
-    topics.feed(0, 100)
+    topics.feed(0, 150)
     flow = flow_of(spark, topics, maxOffsetsPerTrigger=10)
-    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+    labels = {"flow": "kafka", "source": "in", "measure": "maxOffsetsBehindLatest"}
+    with flow.start(spark, checkpoint=str(tmp_path / "c"), serve=True) as job:
+        behind = 0.0
         for seen in job.watch():
             backlog = seen.sources[0].backlog
-            if backlog.get("maxOffsetsBehindLatest"):
+            behind = max(behind, scraped(job.server, "midstream_source_backlog", labels))
+            if backlog.get("maxOffsetsBehindLatest") and behind:
                 break
+            assert seen.epoch < 15, "no more is read by then"
         assert {"avgOffsetsBehindLatest", "minOffsetsBehindLatest"} <= backlog.keys()
-        assert job.await_epoch(10, PATIENCE_S)
-    assert topics.numbers() == list(range(100))
+        assert 0 < behind < 150, "of a partition's records, as Prometheus sees it"
+        assert job.await_epoch(15, PATIENCE_S)
+    assert topics.numbers() == list(range(150))
 
 
 @pytest.mark.slow
