@@ -299,7 +299,7 @@ def _plot(path: Path, hot: dict[str, dict[int, float]], moved: Rebalanced, share
     bars = right.bar(
         ["before", "rebalanced"], [each.rows_per_s / 1000 for each in phases], color=["#999999", "#2255aa"]
     )
-    right.bar_label(bars, [f"busier partition: {each.imbalance} × mean" for each in phases], padding=3)
+    right.bar_label(bars, [f"busier: {each.imbalance} × mean" for each in phases], padding=3)
     right.set(ylabel="thousand rows/s", title="process, hot bins in one of two partitions")
     right.margins(y=0.15)
     joined = (shared.before, shared.after)
