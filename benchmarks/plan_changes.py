@@ -177,6 +177,8 @@ def figures_of(results: Results, calm: int) -> dict[str, Any]:
         figures |= {
             "handover_s": median(pauses),
             "handover_max_s": max(pauses),
+            "handover_longest_s": max(each.longest_s for each in sources.found),
+            "handover_prepared_s": median([each.prepared_s for each in sources.found]),
             "handover_first_commit_s": median([each.committed_s for each in sources.found]),
             "handover_steady_epoch_s": sources.steady_s,
             "handovers": len(pauses),

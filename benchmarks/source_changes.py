@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,16 @@ OTHERS = 1_000_000_000
 
 @dataclass(frozen=True)
 class HandOver:
-    """One hand-over: the time between two commits beyond a steady epoch, and until the first epoch of the new plan."""
+    """One hand-over: the time between two commits beyond a steady epoch, and what came before it."""
 
     kind: str
     pause_s: float
+    longest_s: float
+    """The longest time between two commits beyond a steady epoch, from the call on: sources are made beside epochs."""
+    prepared_s: float
+    """How long that took."""
     committed_s: float
+    """From then on until the first epoch of the new plan is committed."""
 
 
 @dataclass
@@ -80,15 +87,18 @@ def _calm(job: Job, epochs: int, steady: list[float]) -> None:
 
 
 def _measured(job: Job, kind: str, rate: int) -> HandOver:
+    usual, called = statistics.median(np.diff([each.committed_at for each in job.progress][-8:]).tolist()), time.time()
     add = Insert(source=lambda flow: flow.source("second", _numbers(OTHERS, rate)), before="all")
     change: Change = job.update(add if kind == ADD else Remove("second"))
     change.require(PATIENCE_S)
     while not (later := [each for each in job.progress if each.revision >= change.revision]):
         assert job.await_epoch(job.metrics.epochs + 1, PATIENCE_S), "no further epochs"  # the outcome is known first
     before = [each for each in job.progress if each.revision < change.revision]
-    usual = statistics.median(np.diff([each.committed_at for each in before[-8:]]).tolist())
-    gap = later[0].committed_at - before[-1].committed_at
-    return HandOver(kind, round(gap - usual, 3), round(later[0].committed_at - change.times.requested_at, 3))
+    times = [each.committed_at for each in (*before, later[0])]
+    gaps = [end - begin - usual for begin, end in pairwise(times) if end >= called]
+    record = change.record
+    found = (gaps[-1], max(gaps), record.preparation_ms / 1000, times[-1] - record.requested_at)
+    return HandOver(kind, *[round(each, 3) for each in found])
 
 
 def _verify(results: Sources, out: MemorySink) -> None:

@@ -140,3 +140,26 @@ def test_a_log_of_another_format_is_refused_and_nothing_changes(tmp_path: Path) 
         checkpoint.change_sources(["a", "b"])
     assert checkpoint.identity == before
     assert checkpoint.spark_files.needed_after(NEWEST)
+
+
+def test_a_log_that_was_begun_ahead_is_written_anew_when_it_is_used(tmp_path: Path) -> None:
+    checkpoint = run(tmp_path, "a")
+    number, other = checkpoint.new_log(["a", "b"]), checkpoint.new_log(["a", "c"])
+    assert len({checkpoint.identity.log, number, other}) == 3, "no two queries use the same folder"
+    assert lines(checkpoint) == [f"a{NEWEST}"], "nobody uses them yet"
+    begun = tmp_path / f"spark-{number}"
+    assert (begun / f"offsets/{NEWEST}").read_text().split("\n")[2:] == [f"a{NEWEST}", "-"]
+    mine = (begun / "metadata").read_bytes()
+    (begun / "offsets/99").write_text("of an epoch that does not count")
+
+    checkpoint.spark_files.write({f"offsets/{NEWEST}": b"v1\n{}\nfurther on", "sources/0/1": b"more of a"})
+    checkpoint.change_sources(["a", "b"], log=number)
+    assert checkpoint.identity.log == number
+    assert lines(checkpoint) == ["further on", "-"]
+    assert checkpoint.spark_files.needed_after(NEWEST)["sources/0/1"] == b"more of a"
+    assert (begun / "metadata").read_bytes() == mine, "the query that is held there goes by it"
+    assert not (begun / "offsets/99").exists()
+
+    checkpoint.remove_log(other)
+    checkpoint.remove_log(number)
+    assert sorted(path.name for path in tmp_path.glob("spark*")) == [f"spark-{number}"], "what is in use stays"

@@ -106,6 +106,8 @@ class Checkpoint:
         self._lock: IO[bytes] | None = None
         self._exchanging = threading.Lock()
         """Held while Spark's log is exchanged for another one."""
+        self._newest_log = identity.log
+        """The highest number of a log that was given away."""
 
     @property
     def spark_location(self) -> str:
@@ -113,7 +115,11 @@ class Checkpoint:
 
         Always next to ours, because its offsets and our manifests are useless without each other.
         """
-        return below(spark_path(self._shared), self.identity.spark)
+        return self.log_location(self.identity.log)
+
+    def log_location(self, number: int) -> str:
+        """Where the log with this number is, for Spark."""
+        return below(spark_path(self._shared), msgspec.structs.replace(self.identity, log=number).spark)
 
     @property
     def spark_files(self) -> SparkFiles:
@@ -205,32 +211,66 @@ class Checkpoint:
         write_atomically(self._fs, self._path(IDENTITY), write_struct(identity), durable=self.durable)
         self.identity = identity
 
-    def change_sources(self, sources: Iterable[str], at: Callable[[str], None] = lambda step: None) -> None:
+    def new_log(self, sources: Iterable[str]) -> int:
+        """Make a log for other sources that continues after the last epoch, and that nobody uses yet; its number.
+
+        A query may be held on it until :meth:`change_sources`. It has a number of its own, so Spark can run it as well.
+        """
+        epoch, new = self._newest_epoch(), self._next_log(sources)
+        log = self._spark_files(new)
+        with self._exchanging:
+            log.write(log_with_sources(self.spark_files.needed_after(epoch), epoch, self.identity.sources, new.sources))
+        log.number(uuid.uuid4().hex)
+        return new.log
+
+    def remove_log(self, number: int) -> None:
+        """Remove a log that is not needed after all."""
+        if number != self.identity.log:
+            self._spark_files(msgspec.structs.replace(self.identity, log=number)).remove()
+
+    def change_sources(
+        self, sources: Iterable[str], at: Callable[[str], None] = lambda step: None, *, log: int | None = None
+    ) -> None:
         """Have the job read other sources from now on: Spark gets a log for them, which continues after the last epoch.
 
         1. The new log is written, whole, into a folder of its own, which nobody uses yet.
         2. The identity names it. Before that all is as it was, and afterwards nothing reads the old log.
         3. The old log is removed.
 
-        ``sources`` is by name, in any order; queries have them sorted. Must not be called while Spark runs.
+        ``sources`` is by name, in any order; queries have them sorted. ``log`` is the number of a :meth:`new_log` for
+        them, which is written anew. Must not be called while Spark runs, but a query may be held on the new log.
         """
-        names = tuple(sorted(sources))
-        newest = self.newest_manifest()
-        epoch = Epoch(-1) if newest is None else newest.epoch
+        epoch, before = self._newest_epoch(), self.identity
+        if log is None:
+            after = self._next_log(sources)
+        else:
+            after = msgspec.structs.replace(before, sources=tuple(sorted(sources)), log=log)
         with self._exchanging:
-            before = self.identity
-            after = msgspec.structs.replace(before, sources=names, log=before.log + 1)
             # 1.
-            log = self._spark_files(after)
-            log.remove()
-            files = {**self.spark_files.needed_after(epoch), **self.spark_files.metadata()}
-            log.write(log_with_sources(files, epoch, before.sources, names))
+            new, files = self._spark_files(after), self.spark_files.needed_after(epoch)
+            if log is not None:
+                new.clear()
+            else:
+                files |= self.spark_files.metadata()
+            new.write(log_with_sources(files, epoch, before.sources, after.sources))
             at("log written")
             # 2.
             self.identify(after)
             at("log in use")
             # 3.
             self._spark_files(before).remove()
+
+    def _next_log(self, sources: Iterable[str]) -> Identity:
+        """The identity with other sources, and an empty log that was never used."""
+        with self._exchanging:
+            self._newest_log = number = max(self._newest_log, self.identity.log) + 1
+        found = msgspec.structs.replace(self.identity, sources=tuple(sorted(sources)), log=number)
+        self._spark_files(found).remove()  # a driver that died may have left one
+        return found
+
+    def _newest_epoch(self) -> Epoch:
+        newest = self.newest_manifest()
+        return Epoch(-1) if newest is None else newest.epoch
 
     def log_after(self, epoch: Epoch, sources: Iterable[str]) -> tuple[int, dict[str, bytes]]:
         """The number of Spark's log, and the files from which a query with these sources goes on after an epoch.

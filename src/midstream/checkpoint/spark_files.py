@@ -72,6 +72,12 @@ class SparkFiles:
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_dir(self._root)
 
+    def clear(self) -> None:
+        """Remove all but the number of the query, which may be running if it has read nothing of the rest."""
+        for folder in (*LOGS, SOURCES, KEPT):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_dir(posixpath.join(self._root, folder))
+
     def number(self, query: str) -> None:
         """Give the query a number (a UUID in hex). Without one, Spark refuses a log with entries."""
         data = msgspec.json.encode({"id": str(uuid.UUID(query))})

@@ -67,9 +67,12 @@ class ChangeDesk:
         """
         blobs = self._checkpoint.blobs
         with blobs.holds.preparing():  # until its blobs are on record
-            with blobs.together() as put:
-                change = self._request(request, put.sync)
-            self._driver.changes.secure()
+            try:
+                with blobs.together() as put:
+                    change = self._request(request, put.sync)
+                self._driver.changes.secure()
+            finally:
+                self._edge.settle_sources()
         return change
 
     def _request(self, request: Request, sync: Callable[[], None]) -> Change:
@@ -85,6 +88,8 @@ class ChangeDesk:
                 self._try(prepared)
             difference = prepared.merged.difference
             self._sinks.claim(prepared.after.graph, {*difference.added, *difference.replaced}, self._edge.check_sinks)
+            if prepared.hands_over and not changes.in_progress:  # else the sources will be made when it is its turn
+                self._edge.prepare_sources(prepared.after.graph)
             while True:
                 with self._lock:
                     driver.require_not_stopping()
@@ -163,3 +168,19 @@ class ChangeDesk:
             change = self._driver.changes.on_trial
             if change is not None and change.prepared.hands_over:
                 change.note(f"the sources are handed over, after {1000 * seconds:.0f} ms")
+                if change.time_limit_s is not None and not self._driver.is_running:
+                    half = change.time_limit_s / 2  # the second half is for looking whether they answer
+                    self._edge.start_timer(half, lambda: self._watch_sources(change, half))
+
+    def _watch_sources(self, change: Change, seconds: float) -> None:
+        """Roll a change back if its sources do not answer. No epoch begins either if they just have no rows."""
+        if self._edge.await_sources(seconds):
+            return
+        with self._lock:
+            driver = self._driver
+            if driver.is_running or driver.is_stopping or driver.changes.on_trial is not change:
+                return
+            limit = f"{change.time_limit_s:g} s"
+            why = f"its sources did not answer within the time limit of {limit} after they were handed over"
+            if driver.changes.failed(RunFailure(why, is_overdue=True), driver.changes.configuration):
+                driver.hand_over_if_due()

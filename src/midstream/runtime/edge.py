@@ -94,6 +94,18 @@ class Edge(Protocol):
         """Raises :class:`~midstream.errors.MidstreamError` if this runtime cannot hand over to sources of a flow that
         a change adds."""
 
+    def prepare_sources(self, graph: Graph) -> None:
+        """Make ready what a hand-over to the sources of a flow needs, while epochs go on.
+
+        Raises :class:`~midstream.errors.MidstreamError` if they cannot be read.
+        """
+
+    def settle_sources(self) -> None:
+        """A request has been taken or refused: drop what was prepared, unless the next hand-over needs it."""
+
+    def await_sources(self, seconds: float) -> bool:
+        """Whether the sources have said how far they reach since the last hand-over, or do so within this time."""
+
     def reads(self, graph: Graph) -> bool:
         """Whether the engine reads the sources of this flow now."""
 

@@ -402,6 +402,16 @@ class _Runtime:
         for name in names:
             next(cut_epochs(name, graph.payloads.get(name)), None)
 
+    def prepare_sources(self, graph: Graph) -> None:
+        """Nothing here takes time."""
+
+    def settle_sources(self) -> None:
+        """Nothing was prepared."""
+
+    def await_sources(self, seconds: float) -> bool:
+        """They are at hand."""
+        return True
+
     def reads(self, graph: Graph) -> bool:
         """Compares with the flow whose rows are planned."""
         return self._sources.reading.reads_as(graph)

@@ -35,6 +35,7 @@ from midstream.flow.inputs import DescribedSource
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.pace import read_row_limit
+from midstream.runtime.spark.source_gate import pass_gate
 
 # Spark 4.1 lacks the next import. This check tells users why the version matters, not that a name is missing.
 require_pyspark(pyspark.__version__)
@@ -52,22 +53,28 @@ __all__ = ["stream_of"]
 
 _OPTION = "description"
 _ROW_LIMIT = "rowlimit"
+_GATE = "gate"
 
 Offset = dict[str, int]
 
 
-def stream_of(spark: SparkSession, source: DescribedSource, row_limit: str | None = None) -> DataFrame:
+def stream_of(
+    spark: SparkSession, source: DescribedSource, row_limit: str | None = None, gate: str | None = None
+) -> DataFrame:
     """A streaming DataFrame of the source's rows.
 
     The source is pickled like the operators' functions: by value, unless it comes from an installed package.
-    ``row_limit`` is a file on this machine with a generator's limit of rows per epoch, see :class:`.RowLimit`.
+    ``row_limit`` is a file on this machine with a generator's limit of rows per epoch, see :class:`.RowLimit`. ``gate``
+    is where its reader waits when it is made, see :mod:`.source_gate`.
     """
     if not isinstance(source, DescribedSource):
         raise SourceError(f"a source must be a GeneratorSource, a ListSource or a DeltaSource; found {source!r}")
     _register(spark)
     description = base64.b64encode(pack(source, type(source).__name__).data).decode()
     reader = spark.readStream.format(SourceDescription.name()).option(_OPTION, description)
-    return (reader if row_limit is None else reader.option(_ROW_LIMIT, row_limit)).load()
+    for option, value in ((_ROW_LIMIT, row_limit), (_GATE, gate)):
+        reader = reader if value is None else reader.option(option, value)
+    return reader.load()
 
 
 class SourceDescription(DataSource):
@@ -77,6 +84,7 @@ class SourceDescription(DataSource):
         super().__init__(options)
         self.source: DescribedSource = pickle.loads(base64.b64decode(options[_OPTION]))
         self.row_limit = options.get(_ROW_LIMIT)
+        self.gate = options.get(_GATE)
 
     @classmethod
     def name(cls) -> str:
@@ -88,7 +96,9 @@ class SourceDescription(DataSource):
         return to_ddl(self.source.schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader for this kind of source."""
+        """The reader for this kind of source. Spark asks for it when a query makes its sources."""
+        if self.gate is not None:
+            pass_gate(self.gate)
         if isinstance(self.source, GeneratorSource):
             return GeneratorReader(self.source, row_limit=self.row_limit)
         if isinstance(self.source, DeltaSource):

@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    ParseException,
+    PySparkException,
+    StreamingQueryException,
+)
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -43,11 +49,12 @@ from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BYTES_CONF, ROWS_CONF, BatchLimit, is_chosen_by_user, widest_of
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
+from midstream.runtime.spark.held_query import QueriesAhead
 from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.pace import Pacer, RowLimit, require_pace
-from midstream.runtime.spark.queries import Queries
+from midstream.runtime.spark.queries import Queries, is_asking
 from midstream.runtime.spark.stage_columns import columns_for
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker import RUN_PROPERTY, Whereabouts, run_property
@@ -59,6 +66,8 @@ _log = logging.getLogger("midstream")
 
 CANCEL_AGAIN_S = 0.1
 INTERRUPT_AFTER_S = 1.0
+ASK_S = 0.01
+"""A query without rows waits about as long until it asks its sources again."""
 
 # Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
 # or skip partitions whose reports the coordinator expects. The buffer towards Python takes a whole frame. Spark
@@ -98,6 +107,9 @@ class Heartbeat:
     ) -> None:
         self._spark = spark
         self._queries = queries
+        self._ahead = QueriesAhead(queries)
+        self._newest: StreamingQuery | None = None
+        """The query of the last hand-over."""
         self._hand_over = hand_over
         self._reading = changes.configuration.graph
         """The flow whose sources the query reads."""
@@ -181,11 +193,14 @@ class Heartbeat:
     def next_query(self, on_epoch: Callable[[DataFrame, int], None]) -> StreamingQuery:
         """Start the query that reads the sources of the next epoch; the one before it has ended."""
         began = time.monotonic()
-        self._reading = graph = self._changes.configuration.graph
+        graph = self._changes.configuration.graph
         self._session, self._set, self._entering = None, {}, ()
-        self._checkpoint.change_sources(graph.sources)
-        self._log = OffsetLog(self._checkpoint.spark_location)
-        query = self._queries.start(graph, on_epoch)
+        with self._ahead.taken(graph) as held:
+            self._reading = graph
+            self._checkpoint.change_sources(graph.sources, log=None if held is None else held.log)
+            self._log = OffsetLog(self._checkpoint.spark_location)
+            query = self._queries.start(graph, on_epoch) if held is None else self._ahead.release(held, on_epoch)
+        self._newest = query
         self._driver.changing.sources_exchanged(time.monotonic() - began)
         return query
 
@@ -238,6 +253,8 @@ class Heartbeat:
             self._widest_row = widest_of(commit.widest_row, self._widest_row)
             self._limit = BatchLimit.of(self._widest_row, knob_value(self._knobs, "batch"))
         self._on_progress(progress, seen)
+        if self._ahead.has_unwanted and not self.hand_over_due:  # its change was rolled back before
+            self.meanwhile(self._ahead.drop_unwanted)
 
     @property
     def executors(self) -> tuple[ExecutorShare, ...]:
@@ -288,6 +305,7 @@ class Heartbeat:
     def ended(self, why: str) -> None:
         """The job has ended; end its changes."""
         self._driver.ended(why)
+        self._ahead.close()
         self._sweep_thread.close()
         self._background.shutdown(cancel_futures=True)
         self._anchors.close()
@@ -406,6 +424,24 @@ class Heartbeat:
     def check_sources(self, graph: Graph, names: Sequence[str]) -> None:
         """Refuse DataFrames of others, and logs in which sources have no lines of their own."""
         self._queries.check(self._checkpoint.identity.sources, graph, names)
+
+    def prepare_sources(self, graph: Graph) -> None:
+        """Start the next query, up to where it needs its log."""
+        self._ahead.prepare(graph)
+
+    def settle_sources(self) -> None:
+        """End a query that was started ahead in vain."""
+        self._ahead.answered(is_needed=self.hand_over_due)
+
+    def await_sources(self, seconds: float) -> bool:
+        """Whether the newest query has begun an epoch, or found that there is nothing to read."""
+        until, query = time.monotonic() + seconds, self._newest
+        with contextlib.suppress(StreamingQueryException):  # the thread that waits for it knows better what to do
+            while query is not None and self._session is None and is_asking(query):
+                if time.monotonic() >= until:
+                    return False
+                query.awaitTermination(ASK_S)  # type: ignore[arg-type]  # it takes fractions
+        return True
 
     def reads(self, graph: Graph) -> bool:
         """Compares with the flow for which the query was started."""

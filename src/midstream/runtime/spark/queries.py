@@ -26,7 +26,7 @@ from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.pace import RowLimit
 
-__all__ = ["Queries", "source_stream"]
+__all__ = ["Queries", "first_line", "is_asking", "query_name", "source_stream"]
 
 
 @dataclass
@@ -44,13 +44,31 @@ class Queries:
 
     def start(self, graph: Graph, on_epoch: Callable[[DataFrame, int], None]) -> StreamingQuery:
         """Start a query that reads the sources of a flow. The checkpoint's log must be theirs."""
-        streams = [
-            source_stream(self.spark, name, graph.payloads[name], self.row_limit) for name in sorted(graph.sources)
-        ]
-        rows = unite_inlets(streams)
+        rows = self._rows(graph, {})
         self.schema = rows.schema if self.closes_windows else None
-        location = self.checkpoint.spark_location
-        writer = rows.writeStream.queryName(self.name).option("checkpointLocation", location)
+        return self._started(rows, on_epoch, self.checkpoint.identity.log)
+
+    def hold(
+        self, graph: Graph, on_epoch: Callable[[DataFrame, int], None], log: int, gates: Mapping[str, str]
+    ) -> tuple[StreamingQuery, StructType | None]:
+        """Start a query on another log, which is not filled yet; ``gates``: where the readers of sources wait for that.
+
+        Its second result is :attr:`schema` once the query is the newest one.
+        """
+        rows = self._rows(graph, gates)
+        return self._started(rows, on_epoch, log), rows.schema if self.closes_windows else None
+
+    def _rows(self, graph: Graph, gates: Mapping[str, str]) -> DataFrame:
+        return unite_inlets(
+            [
+                source_stream(self.spark, name, graph.payloads[name], self.row_limit, gates.get(name))
+                for name in sorted(graph.sources)
+            ]
+        )
+
+    def _started(self, rows: DataFrame, on_epoch: Callable[[DataFrame, int], None], log: int) -> StreamingQuery:
+        location = self.checkpoint.log_location(log)
+        writer = rows.writeStream.queryName(query_name(self.name, log)).option("checkpointLocation", location)
         if self.trigger:
             writer = writer.trigger(**self.trigger)
         return start_query(self.spark, on_each_batch(writer, on_epoch), location)
@@ -70,10 +88,32 @@ class Queries:
             require_one_line_each(newest[1], sources, newest[0])
 
 
-def source_stream(spark: SparkSession, name: str, stream: Any, row_limit: RowLimit) -> DataFrame:
+def query_name(job: str, log: int) -> str:
+    """The name of a query in Spark, which is unique among those that run: two of a job may, during a hand-over.
+
+    >>> query_name("clicks 7f", 0), query_name("clicks 7f", 2)
+    ('clicks 7f', 'clicks 7f log 2')
+    """
+    return job if log == 0 else f"{job} log {log}"
+
+
+def first_line(error: BaseException | None) -> str:
+    """What an error of Spark's says in its first line; a query without one has just ended."""
+    [first, *_] = str(error or "").strip().splitlines() or ["the query has ended"]
+    return first
+
+
+def is_asking(query: StreamingQuery) -> bool:
+    """Whether a query makes its sources, or asks them for rows: it neither has ended nor waits for new rows."""
+    return query.isActive and not str(query.status["message"]).startswith("Waiting")
+
+
+def source_stream(
+    spark: SparkSession, name: str, stream: Any, row_limit: RowLimit, gate: str | None = None
+) -> DataFrame:
     """The streaming DataFrame of a source."""
     if isinstance(stream, DescribedSource):
-        return stream_of(spark, stream, row_limit.path)
+        return stream_of(spark, stream, row_limit.path, gate)
     if not isinstance(stream, DataFrame):
         raise SourceError(
             f"source {name!r} reads a DataFrame, which belongs to the process that made it and is not stored. Add it "

@@ -186,9 +186,9 @@ def check_revert_to(revert_to: int | None, changes: str) -> None:
         )
 
 
-def require_not_running(spark: SparkSession, query_name: str, location: Checkpoint) -> None:
+def require_not_running(spark: SparkSession, name: str, location: Checkpoint) -> None:
     """Refuse a second job on a checkpoint that this application is using already."""
-    if any(query.name == query_name for query in spark.streams.active):
+    if any(query.name == name or query.name.startswith(f"{name} ") for query in spark.streams.active if query.name):
         raise CheckpointError(
             f"a job is running on the checkpoint {location.location!r} already; stop it first, or use another one"
         )
