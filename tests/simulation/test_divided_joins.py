@@ -19,11 +19,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream import Divide, Flow, ListSource, MemorySink, Move, Outcome, Rescale
+from midstream import Divide, Flow, ListSource, MemorySink, Move, Outcome, Rescale, tumbling
 from midstream.checkpoint.inspection import read_state
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.ids import BINS
 from midstream.testing import Faults, LocalRun, MigrateAt, run_local
+from tests.simulation.moving import random_migrations
+
+pytestmark = pytest.mark.long
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOT, EPOCHS = 7, 14
@@ -210,3 +213,48 @@ def test_a_division_outlasts_the_driver(tmp_path: Path) -> None:
     rest = joined(Streams(streams.left[cut:], streams.right[cut:]), [unite], delay="1 hour", folder=tmp_path)
     assert first.pairs + rest.pairs == streams.pairs()
     assert [record.outcome for record in rest.run.history] == [Outcome.APPLIED] * 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mix_of_divisions_and_moves_gives_what_none_gives(seed: int) -> None:
+    """With windows, unequal distances, null keys, other numbers of bins, and bins that are divided at any time."""
+    rng = random.Random(seed)
+    how, bins = rng.choice(["inner", "left", "right"]), (32, 256, 1024)[seed % 3]
+    spread = how if how != "inner" else rng.choice(["left", "right"])
+    nulls = pa.record_batch({"k": pa.array([None if seed % 2 else HOT], pa.int32())})
+    number = int(bins_of(hash_columns(nulls, ["k"]), bins)[0])
+    changes = [
+        MigrateAt.of(
+            epoch, Divide("both", bin=number, into=into, spread=spread), strategy="sudden", queue=True, if_possible=True
+        )
+        for epoch, into in zip(sorted(rng.sample(range(1, 12), 3)), (rng.randint(2, 4), 1, 2), strict=True)
+    ]
+    moves = [each for each in random_migrations(rng, EPOCHS) if bins == BINS or not isinstance(each.edits[0], Move)]
+    streams = Streams.random(seed)
+    faults = rng.choice([ROUGH, DEADLY])
+    plain = mixed(streams, [], how, bins, None, seed)
+    assert mixed(streams, [*changes, *moves], how, bins, faults, seed) == plain
+    assert all(sum(each.values()) for each in plain), "there are pairs, late rows and rows without a key"
+
+
+def mixed(
+    streams: Streams, changes: Sequence[Any], how: str, bins: int, faults: Faults | None, seed: int
+) -> list[Counter[Any]]:
+    """All that comes out: pairs, late rows and rows without a key."""
+    rng, flow, out = random.Random(seed), Flow("shop"), MemorySink()
+    rows = [
+        [[{**row, "k": None} if rng.random() < 0.05 else row for row in epoch] for epoch in side]
+        for side in (streams.left, streams.right)
+    ]
+    left = ListSource(rows[0], "k int, l int, at timestamp", event_time="at")
+    right = ListSource(rows[1], "k int, r int, paid timestamp", event_time="paid")
+    one, other = (flow.source(name, each, delay="5 seconds") for name, each in (("ls", left), ("rs", right)))
+    near: dict[str, Any] = {"window": tumbling("7 seconds")} if seed % 2 else {"within": ("2 seconds", "10 seconds")}
+    both = one.key_by("by l", "k").join("both", other.key_by("by r", "k"), how=how, on_error="branch", **near)
+    both.sink("out", out)
+    late, wrong = ([MemorySink(), MemorySink()] for _ in range(2))
+    for number, side in enumerate(("left", "right")):
+        both.late(side).sink(f"late {side}", late[number])
+        both.errors(side).sink(f"errors {side}", wrong[number])
+    run_local(flow, changes=changes, partitions=4, bins=bins, seed=seed, faults=faults, executors=2 if faults else 1)
+    return [Counter(map(named, chain(*(sink.rows for sink in sinks)))) for sinks in ([out], late, wrong)]
