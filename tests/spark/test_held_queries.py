@@ -69,6 +69,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_epochs_go_on_while_the_sources_of_a_hand_over_are_made(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
