@@ -154,7 +154,7 @@ def test_several_sources_live_in_one_session(spark: SparkSession, tmp_path: Path
 
 
 def test_only_descriptions_of_midstream_become_streams(spark: SparkSession):
-    with pytest.raises(SourceError, match="must be a GeneratorSource or a ListSource"):
+    with pytest.raises(SourceError, match="must be a GeneratorSource, a ListSource or a DeltaSource"):
         stream_of(spark, [1, 2])  # type: ignore[arg-type]
 
 
