@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,11 +13,13 @@ import pytest
 
 from midstream import Assignment, Drain, Move, Outcome, Rebalance, Rescale, Update
 from midstream.change.migrations import Migrations
+from midstream.change.running_migration import PATIENCE
 from midstream.change.trial import RunFailure
 from midstream.errors import ChangeFailed, FlowError
 from midstream.ids import Digest, Epoch
 from midstream.planner.assignment import spread
 from midstream.planner.reassignment import rescaled
+from midstream.runtime.executor_warming import ExecutorWarming
 from tests.migrated import BEGIN, SteppedJob, bin_of, numbered, stepped_job
 
 
@@ -461,3 +464,27 @@ def test_a_prewarmed_step_reads_only_what_has_changed_since(tmp_path: Path, part
             job.run(2)
             job.assert_gapless()
     assert read[True] < 0.5 * read[False], read
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("loads", "waits"), [(25, 25), (0, PATIENCE)])
+def test_a_step_waits_as_long_as_bins_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int, waits: int
+):
+    """One bin an epoch is loaded, until all are; or none at all."""
+    left = iter(range(loads, -1, -1)) if loads else itertools.repeat(3)
+    now: list[int] = []
+
+    def are_warm(*_: Any) -> bool:
+        now[:] = [next(left)]
+        return now == [0]
+
+    with stepped_job(tmp_path, partitions=2, executors=2, seed=4) as job:
+        job.run(4)
+        monkeypatch.setattr(ExecutorWarming, "are_warm", are_warm)
+        monkeypatch.setattr(ExecutorWarming, "cold", lambda *_: now[0])
+        migration = job.migrate(Assignment(2, tuple(1 - each for each in job.owners().owners)), strategy="sudden")
+        job.run(waits + 2)
+        assert migration.outcome is Outcome.APPLIED
+        assert [step.waited for step in migration.steps] == [waits]
+        job.assert_gapless()

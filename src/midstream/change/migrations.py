@@ -246,7 +246,7 @@ class Migrations:
             else:
                 running.planned = running.next_step()
                 running.is_pausing = not running.planned
-            running.waited = 0
+            running.waits_anew()
         if running.is_pausing:
             self._tell_progress(running, "an epoch without moves, to compare")
             return
@@ -262,7 +262,6 @@ class Migrations:
                 self._end_running(Outcome.STOPPED, str(error))
                 return
         if running.migration.plan.prewarm and not self._is_warm(running, now, then, committed):
-            running.waited += 1
             self._tell_progress(running, "takers that load state")
             return
         self._step = OpenStep(epoch, moves, configuration.plan, now, sum(map(self._sizes, moves)), 0.0, running.waited)
@@ -275,10 +274,11 @@ class Migrations:
         self, running: RunningMigration, now: Assignments, then: Assignments, committed: CommittedState
     ) -> bool:
         """Have state loaded for the next step and for all that is left; return whether the next step need not wait."""
-        self._warming.want(now, (then, {**now, **running.target}))
+        target = {**now, **running.target}
+        self._warming.want(now, (then, target))
         if self._warming.are_warm(now, then, committed):
             return True
-        if running.waited < running.patience:
+        if running.may_wait(self._warming.cold(now, target)):
             return False
         running.migration.note(f"{len(running.planned or ())} bins move although their state is not loaded yet")
         return True

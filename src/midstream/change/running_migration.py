@@ -18,7 +18,7 @@ from midstream.planner.step_cost import Budget, StepCost
 __all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming"]
 
 PATIENCE = 10
-"""Most epochs that a step waits for state to be loaded where it is going."""
+"""Most epochs that a step waits for state to be loaded where it is going, counted from when a bin was loaded last."""
 
 
 class Warming(Protocol):
@@ -31,6 +31,9 @@ class Warming(Protocol):
     def are_warm(self, now: Assignments, then: Assignments, committed: CommittedState) -> bool:
         """Whether the state that moves is loaded where it is going, except for the last epoch's changes. True where
         that is unknown, so that nobody waits in vain."""
+
+    def cold(self, now: Assignments, then: Assignments) -> int | None:
+        """How many bins that move are not loaded where they are going; None where that is unknown."""
 
     def flip(self, now: Assignments, then: Assignments) -> None:
         """The next epoch begins with these assignments."""
@@ -48,6 +51,10 @@ class NoWarming:
     def are_warm(self, now: Assignments, then: Assignments, committed: CommittedState) -> bool:
         """There is nothing to wait for."""
         return True
+
+    def cold(self, now: Assignments, then: Assignments) -> int | None:
+        """There is nothing to load."""
+        return 0
 
     def flip(self, now: Assignments, then: Assignments) -> None:
         """Nothing to do."""
@@ -85,12 +92,33 @@ class RunningMigration:
     is_pausing: bool = False
     """Whether nothing moves in the next epoch, to measure how long epochs take without moves."""
     waited: int = 0
+    cold: int | None = None
+    """The fewest bins so far that were not loaded where they are going."""
+    idle: int = 0
+    """Epochs in which no bin was loaded."""
     patience: int = PATIENCE
-    """Most epochs that the next step waits. The first step of a migration that was prepared for a certain time does not
-    wait."""
+    """Most epochs that the next step waits while no bin is loaded. The first step of a migration that was prepared for
+    a certain time does not wait."""
     is_cancelled: bool = False
     spreads: bool = False
     """Whether partitions get other executors with its first step."""
+
+    def may_wait(self, cold: int | None) -> bool:
+        """Whether the next step waits for one more epoch, when so many bins are not loaded where they are going.
+
+        However large state is, it waits as long as there is progress.
+        """
+        if cold is not None and (self.cold is None or cold < self.cold):
+            self.cold, self.idle = cold, 0
+        if self.idle >= self.patience:
+            return False
+        self.idle += 1
+        self.waited += 1
+        return True
+
+    def waits_anew(self) -> None:
+        """Another step is the next one."""
+        self.waited, self.idle, self.cold = 0, 0, None
 
     def next_step(self) -> tuple[BinMove, ...]:
         """The next step, which may depend on what the one before has cost."""
@@ -101,7 +129,8 @@ class RunningMigration:
 
     def lay_out(self, now: Assignments, sizes: SizeOf) -> None:
         """Divide what is left ``now`` into steps."""
-        self.cost, self.planned, self.waited, self.is_pausing = None, None, 0, False
+        self.cost, self.planned, self.is_pausing = None, None, False
+        self.waits_anew()
         moves, plan = Itinerary(self.target).left(now), self.migration.plan
         steps = steps_of(StepStrategy(plan.strategy), moves, sizes, Budget(plan.budget_ms, plan.budget_bytes))
         self.steps_left = None

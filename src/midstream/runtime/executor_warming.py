@@ -75,6 +75,13 @@ class ExecutorWarming:
                 return False
         return True
 
+    def cold(self, now: Assignments, then: Assignments) -> int | None:
+        """How many bins executors have not loaded yet; None while it is being found out which."""
+        coming = self._coming(now, then)
+        if coming is None:
+            return None
+        return sum(len(numbers - self._placement.warmth(*key).bins) for key, numbers in coming.items())
+
     def flip(self, now: Assignments, then: Assignments) -> None:
         """The next epoch begins with these assignments: stages with another number of partitions go where proposed."""
         for number in {each.partitions for stage, each in then.items() if self._is_anew(now[stage], each)}:
