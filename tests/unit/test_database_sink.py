@@ -22,17 +22,9 @@ from midstream.runtime.database_sink import replace_epoch
 from midstream.runtime.table_claims import check_tables, claim_tables
 from midstream.testing import run_local
 from tests.databases import Database, Postgres, Sqlite
+from tests.sink_flows import flow_to
 
-DDL = "n bigint, name string"
 JOB = "job one"
-
-
-def flow_to(*sinks: Any, ddl: str = DDL, rows: list[dict[str, Any]] | None = None) -> Flow:
-    flow = Flow("shop")
-    stream = flow.source("in", ListSource([rows or []], ddl))
-    for number, sink in enumerate(sinks):
-        stream.sink(f"out{number}", sink)
-    return flow
 
 
 def claimed(sink: DatabaseSink, job: str = JOB) -> DatabaseSink:

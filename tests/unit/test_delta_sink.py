@@ -20,20 +20,12 @@ from midstream.ids import Epoch
 from midstream.runtime.delta_sink import replace_epoch
 from midstream.runtime.table_claims import check_tables, claim_tables
 from midstream.testing import ChangeAt, run_local
+from tests.sink_flows import DDL, flow_to, table_of
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'midstream[delta]'")
 
-DDL = "n bigint, name string"
 JOB = "job one"
 Rows = dict[Any, list[int]]
-
-
-def flow_to(*sinks: Any, ddl: str = DDL, rows: list[dict[str, Any]] | None = None, name: str = "shop") -> Flow:
-    flow = Flow(name)
-    stream = flow.source("in", ListSource([rows or []], ddl))
-    for number, sink in enumerate(sinks):
-        stream.sink(f"out{number}", sink)
-    return flow
 
 
 def claimed(sink: DeltaSink, job: str = JOB, **options: Any) -> DeltaSink:
@@ -43,10 +35,6 @@ def claimed(sink: DeltaSink, job: str = JOB, **options: Any) -> DeltaSink:
     found = claim_tables(graph, job).payloads["out0"]
     assert isinstance(found, DeltaSink)
     return found
-
-
-def table_of(*numbers: int, **more: list[Any]) -> pa.Table:
-    return pa.table({"n": pa.array(numbers, pa.int64()), "name": [f"no. {n}" for n in numbers], **more})
 
 
 def put(sink: DeltaSink, epoch: int, *numbers: int) -> None:
@@ -273,7 +261,7 @@ def test_a_table_that_is_gone_is_reported(lake: Lake) -> None:
         put(sink, 0, 1)
 
 
-def refused(
+def assert_refused(
     says: str, *sinks: Any, job: str = "job two", error: type[Exception] = CheckpointError, **more: Any
 ) -> None:
     with pytest.raises(error, match=says):
@@ -289,17 +277,19 @@ def test_tables_of_others_are_refused_and_nothing_is_written(lake: Lake, tmp_pat
     (tmp_path / "file").write_text("I am a file")
     before = lake.version
 
-    refused(r"out0.*belongs to sink 'out0' of flow 'shop' \(job job one\), not to this job", DeltaSink(lake.path))
-    refused("out1.*belongs to sink 'out0'", NoopSink(), DeltaSink(lake.path), job=JOB)
-    refused(r"holds rows of epochs \(up to 7\), and does not say which job", DeltaSink(orphan))
-    refused(r"holds other data \(cat\.png\)", DeltaSink(tmp_path / "photos"))
-    refused("is a file", DeltaSink(tmp_path / "file"))
-    refused("partitioned by .*the sink says partition_by=", DeltaSink(lake.path, partition_by="name"), job=JOB)
-    refused("'n' is bigint, and in the table .* it is int", DeltaSink(small(tmp_path)), error=SchemaError)
+    assert_refused(
+        r"out0.*belongs to sink 'out0' of flow 'shop' \(job job one\), not to this job", DeltaSink(lake.path)
+    )
+    assert_refused("out1.*belongs to sink 'out0'", NoopSink(), DeltaSink(lake.path), job=JOB)
+    assert_refused(r"holds rows of epochs \(up to 7\), and does not say which job", DeltaSink(orphan))
+    assert_refused(r"holds other data \(cat\.png\)", DeltaSink(tmp_path / "photos"))
+    assert_refused("is a file", DeltaSink(tmp_path / "file"))
+    assert_refused("partitioned by .*the sink says partition_by=", DeltaSink(lake.path, partition_by="name"), job=JOB)
+    assert_refused("'n' is bigint, and in the table .* it is int", DeltaSink(small(tmp_path)), error=SchemaError)
     says = "'Name' differs by case only from 'name' in the table"
-    refused(says, DeltaSink(lake.path), job=JOB, error=SchemaError, ddl="n bigint, Name string")
+    assert_refused(says, DeltaSink(lake.path), job=JOB, error=SchemaError, ddl="n bigint, Name string")
     twice = [DeltaSink(tmp_path / "free"), DeltaSink(f"{tmp_path}/x/../free")]
-    refused("'out0' and 'out1' both write to", *twice, error=FlowError)
+    assert_refused("'out0' and 'out1' both write to", *twice, error=FlowError)
     assert lake.version == before
     assert not (tmp_path / "free").exists()
 
@@ -312,7 +302,7 @@ def small(folder: Path) -> Path:
 
 def test_without_the_package_a_start_says_what_to_install(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    refused(r"out0.*pip install 'midstream\[delta\]'", DeltaSink(lake.path), error=SetupError)
+    assert_refused(r"out0.*pip install 'midstream\[delta\]'", DeltaSink(lake.path), error=SetupError)
 
 
 @pytest.mark.parametrize(

@@ -222,27 +222,29 @@ def test_options_are_checked(options: dict[str, Any], says: str) -> None:
         DeltaSource(**{"path": "lake", **options})
 
 
-def refused(source: DeltaSource, says: str, error: type[Exception] = SourceError) -> None:
+def assert_refused(source: DeltaSource, says: str, error: type[Exception] = SourceError) -> None:
     with pytest.raises(error, match=says):
         read(source)
 
 
 def test_tables_that_cannot_be_read_are_refused(lake: Path, tmp_path: Path) -> None:
-    refused(DeltaSource(lake), "lake' cannot be read")
+    assert_refused(DeltaSource(lake), "lake' cannot be read")
     put(lake, 1)
-    refused(DeltaSource(lake, starting_version=5), "starting_version is 5, and the newest version of the table is 0")
+    assert_refused(
+        DeltaSource(lake, starting_version=5), "starting_version is 5, and the newest version of the table is 0"
+    )
     put(lake, 2)
     commit = lake / "_delta_log" / f"{1:020}.json"
     put(lake, 3)
     deltalake.DeltaTable(lake).create_checkpoint()
     kept = commit.read_bytes()
     commit.unlink()
-    refused(DeltaSource(lake, starting_version=0), "version 1 of the table .* is no longer in its log")
+    assert_refused(DeltaSource(lake, starting_version=0), "version 1 of the table .* is no longer in its log")
     commit.write_bytes(kept[:50])
-    refused(DeltaSource(lake, starting_version=0), "version 1 of the table .* cannot be read")
+    assert_refused(DeltaSource(lake, starting_version=0), "version 1 of the table .* cannot be read")
     commit.write_bytes(kept)
     next(lake.glob("*.parquet")).unlink()
-    refused(DeltaSource(lake, starting_version=0), "is gone, so its rows cannot be read: the table was vacuumed")
+    assert_refused(DeltaSource(lake, starting_version=0), "is gone, so its rows cannot be read: the table was vacuumed")
 
 
 def test_a_column_of_another_type_is_refused(lake: Path) -> None:
@@ -251,7 +253,9 @@ def test_a_column_of_another_type_is_refused(lake: Path) -> None:
     assert source.schema.field("n").type == pa.int64()
     other = pa.table({"n": ["one"], "name": ["one"]})
     deltalake.write_deltalake(lake, other, mode="overwrite", schema_mode="overwrite")
-    refused(DeltaSource(lake, starting_version=0), "with version 0 column 'n' is bigint, and .* string", SchemaError)
+    assert_refused(
+        DeltaSource(lake, starting_version=0), "with version 0 column 'n' is bigint, and .* string", SchemaError
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,10 +273,10 @@ def test_tables_whose_files_are_not_what_they_hold_are_refused(lake: Path, featu
     assert source.schema.names == ["n", "name"], "it was read before the version came"
     (lake / "_delta_log" / f"{1:020}.json").write_text("\n".join(lines))
     says = "columnMapping" if mode == "name" else feature
-    refused(source, f"has {says}, with which its files are not what it holds")
-    refused(DeltaSource(lake), f"has {says}, with which its files are not what it holds")
+    assert_refused(source, f"has {says}, with which its files are not what it holds")
+    assert_refused(DeltaSource(lake), f"has {says}, with which its files are not what it holds")
 
 
 def test_without_the_package_a_flow_says_what_to_install(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    refused(DeltaSource(lake), r"pip install 'midstream\[delta\]'", SetupError)
+    assert_refused(DeltaSource(lake), r"pip install 'midstream\[delta\]'", SetupError)

@@ -22,22 +22,14 @@ from midstream.runtime.iceberg_sink import replace_epoch
 from midstream.runtime.table_claims import check_tables, claim_tables
 from midstream.testing import ChangeAt, run_local
 from tests.lakes import Warehouse
+from tests.sink_flows import DDL, flow_to, table_of
 
 pytest.importorskip("pyiceberg", reason="PyIceberg is not installed: pip install 'midstream[iceberg]'")
 pytest.importorskip("sqlalchemy", reason="PyIceberg's catalog in a database: pip install 'pyiceberg[sql-sqlite]'")
 
 
-DDL = "n bigint, name string"
 JOB = "job one"
 Rows = dict[Any, list[int]]
-
-
-def flow_to(*sinks: Any, ddl: str = DDL, rows: list[dict[str, Any]] | None = None) -> Flow:
-    flow = Flow("shop")
-    stream = flow.source("in", ListSource([rows or []], ddl))
-    for number, sink in enumerate(sinks):
-        stream.sink(f"out{number}", sink)
-    return flow
 
 
 def claimed(sink: IcebergSink, job: str = JOB) -> IcebergSink:
@@ -47,10 +39,6 @@ def claimed(sink: IcebergSink, job: str = JOB) -> IcebergSink:
     found = claim_tables(graph, job).payloads["out0"]
     assert isinstance(found, IcebergSink)
     return found
-
-
-def table_of(*numbers: int, **more: list[Any]) -> pa.Table:
-    return pa.table({"n": pa.array(numbers, pa.int64()), "name": [f"no. {n}" for n in numbers], **more})
 
 
 def put(sink: IcebergSink, epoch: int, *numbers: int) -> None:
@@ -282,7 +270,7 @@ def test_a_table_that_is_gone_is_reported(lake: Lake) -> None:
         put(sink, 0, 1)
 
 
-def refused(
+def assert_refused(
     says: str, *sinks: Any, job: str = "job two", error: type[Exception] = CheckpointError, **more: Any
 ) -> None:
     with pytest.raises(error, match=says):
@@ -298,24 +286,24 @@ def test_tables_of_others_are_refused_and_nothing_is_written(lake: Lake) -> None
     lake.house.catalog.create_table("sales.strict", strict)
     before = lake.commits
 
-    refused(r"out0.*belongs to sink 'out0' of flow 'shop' \(job job one\), not to this job", lake.sink())
-    refused("out1.*belongs to sink 'out0'", NoopSink(), lake.sink(), job=JOB)
-    refused("holds rows of epochs, and does not say which job", lake.house.sink("sales.orphan"))
-    refused("'n' is bigint, and in the table .* it is int", lake.house.sink("sales.small"), error=SchemaError)
-    refused("'must' of the table .* is required", lake.house.sink("sales.strict"), error=SchemaError)
+    assert_refused(r"out0.*belongs to sink 'out0' of flow 'shop' \(job job one\), not to this job", lake.sink())
+    assert_refused("out1.*belongs to sink 'out0'", NoopSink(), lake.sink(), job=JOB)
+    assert_refused("holds rows of epochs, and does not say which job", lake.house.sink("sales.orphan"))
+    assert_refused("'n' is bigint, and in the table .* it is int", lake.house.sink("sales.small"), error=SchemaError)
+    assert_refused("'must' of the table .* is required", lake.house.sink("sales.strict"), error=SchemaError)
     says = "'Name' differs by case only from 'name' in the table"
-    refused(says, lake.sink(), job=JOB, error=SchemaError, ddl="n bigint, Name string")
-    refused("has no namespace 'purchases'", lake.house.sink("purchases.payments"), error=SetupError)
+    assert_refused(says, lake.sink(), job=JOB, error=SchemaError, ddl="n bigint, Name string")
+    assert_refused("has no namespace 'purchases'", lake.house.sink("purchases.payments"), error=SetupError)
     twice = [lake.house.sink("sales.free"), lake.house.sink("sales.free")]
-    refused("'out0' and 'out1' both write to", *twice, error=FlowError)
-    refused("cannot be opened", IcebergSink("a.b", catalog="nowhere"), error=SetupError)
+    assert_refused("'out0' and 'out1' both write to", *twice, error=FlowError)
+    assert_refused("cannot be opened", IcebergSink("a.b", catalog="nowhere"), error=SetupError)
     assert lake.commits == before
     assert not lake.house.catalog.table_exists("sales.free")
 
 
 def test_without_the_package_a_start_says_what_to_install(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg", None)
-    refused(r"out0.*pip install 'midstream\[iceberg\]'", lake.sink(), error=SetupError)
+    assert_refused(r"out0.*pip install 'midstream\[iceberg\]'", lake.sink(), error=SetupError)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ class Migrations:
         self._warming.want(now, (then, target))
         if self._warming.are_warm(now, then, committed):
             return True
-        if running.may_wait(self._warming.cold(now, target)):
+        if running.wait_once_more(self._warming.cold(now, target)):
             return False
         running.migration.note(f"{len(running.planned or ())} bins move although their state is not loaded yet")
         return True

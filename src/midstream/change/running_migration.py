@@ -103,10 +103,9 @@ class RunningMigration:
     spreads: bool = False
     """Whether partitions get other executors with its first step."""
 
-    def may_wait(self, cold: int | None) -> bool:
-        """Whether the next step waits for one more epoch, when so many bins are not loaded where they are going.
-
-        However large state is, it waits as long as there is progress.
+    def wait_once_more(self, cold: int | None) -> bool:
+        """Have the next step wait for one more epoch, while so many bins are not loaded where they are going; return
+        whether it does. However large state is, it waits as long as there is progress.
         """
         if cold is not None and (self.cold is None or cold < self.cold):
             self.cold, self.idle = cold, 0
