@@ -11,7 +11,7 @@ import pytest
 
 from midstream import Flow, NoopSink, State, Update
 from midstream.checkpoint.change_records import Outcome
-from midstream.checkpoint.location import KEPT_JOURNALS
+from midstream.checkpoint.journals import KEPT_JOURNALS
 from midstream.checkpoint.sweeper import RETRY_EVERY
 from midstream.state.lineage import MERGED_AT_ONCE
 

@@ -17,7 +17,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from midstream import Flow, ListSource, MemorySink, Update, agg
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.inspection import read_state
-from midstream.checkpoint.location import KEPT_JOURNALS, KEPT_MANIFESTS, Checkpoint
+from midstream.checkpoint.journals import KEPT_JOURNALS
+from midstream.checkpoint.location import KEPT_MANIFESTS, Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.checkpoint.sweeper import RETRY_EVERY, Sweeper, SweepThread
 from midstream.data.times import Watermarks
@@ -268,7 +269,7 @@ def test_files_stay_while_functions_are_tried_on_them(world: World):
 def test_old_manifests_and_journals_are_removed_and_recent_ones_kept(world: World, tmp_path: Path):
     for epoch in range(KEPT_MANIFESTS + 5):
         world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), Digest(""), 0.0, {}))
-        world.checkpoint.keep_journal(Epoch(epoch), Run(0), b"x")
+        world.checkpoint.journals.keep(Epoch(epoch), Run(0), b"x")
     world.sweeper.after_failure()
     world.commit(KEPT_MANIFESTS + 4)
     world.sweeper.sweep()

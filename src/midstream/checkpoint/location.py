@@ -43,6 +43,7 @@ from midstream.checkpoint.identity import (
     require_same,
     require_settled,
 )
+from midstream.checkpoint.journals import Journals
 from midstream.checkpoint.location_lock import lock_location
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
@@ -52,7 +53,7 @@ from midstream.checkpoint.spark_files import SparkFiles
 from midstream.data.key_space import KeySpace, check_bins
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
-from midstream.ids import BINS, Digest, Epoch, Run
+from midstream.ids import BINS, Digest, Epoch
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -74,7 +75,6 @@ from midstream.version import __version__
 _log = logging.getLogger("midstream")
 
 KEPT_MANIFESTS = 100
-KEPT_JOURNALS = 20
 FOLDERS = ("blobs", "changes", "epochs", "state")
 
 
@@ -103,6 +103,7 @@ class Checkpoint:
         self.control_values = below(self._shared, "control-values")
         self.savepoints = Savepoints(below(self._shared, "savepoints"), durable=durable)
         self.audit_location = below(self._shared, "audit")
+        self.journals = Journals(below(self._shared, "journal"))
         self._lock: IO[bytes] | None = None
         self._exchanging = threading.Lock()
         """Held while Spark's log is exchanged for another one."""
@@ -195,7 +196,7 @@ class Checkpoint:
         if is_new:
             write_atomically(self._fs, path, write_struct(self.identity), durable=self.durable)
         if is_local(self._fs):
-            self._mend_spark_log()
+            self.spark_files.set_torn_aside()
         if is_local(self._fs) and self.durable:
             if not is_new:
                 disk.sync_filesystem(self._root)
@@ -393,29 +394,7 @@ class Checkpoint:
         """
         later = self._manifest_path(Epoch(epoch + 1))
         found = self._fs.get_file_info([later, f"{later}{ASIDE}"])
-        return all(info.type == pafs.FileType.NotFound for info in found) and not self._spark_committed(epoch)
-
-    def _spark_committed(self, epoch: Epoch) -> bool:
-        """Whether Spark's log has the commit. Spark does not sync it, so the last entries may be torn: no commit."""
-        return _is_whole_entry(
-            _content(self._fs, posixpath.join(self._root, self.identity.spark, "commits", str(epoch)))
-        )
-
-    def _mend_spark_log(self) -> None:
-        """Set aside the newest commit, and the newest offsets, if they are torn: Spark would not start with them.
-
-        Without a commit, Spark requests that epoch again, and we skip it if it has a manifest. Offsets are on disk
-        before the manifest of their epoch is; without them the epoch is planned again.
-        """
-        for log in ("commits", "offsets"):
-            folder = posixpath.join(self._root, self.identity.spark, log)
-            epochs = _numbered(self._fs, folder)
-            path = posixpath.join(folder, str(epochs[-1])) if epochs else ""
-            if path and not _is_whole_entry(_content(self._fs, path)):
-                set_aside(self._fs, path, durable=self.durable)
-                _log.warning(
-                    "Spark's %s of epoch %d in %r were torn by a crash; they are set aside", log, epochs[-1], folder
-                )
+        return all(info.type == pafs.FileType.NotFound for info in found) and not self.spark_files.has_committed(epoch)
 
     def _way_back(self, epoch: Epoch) -> str:
         """For an epoch whose manifest is lost: from which epoch the job could continue, and what to do."""
@@ -444,12 +423,6 @@ class Checkpoint:
                 f"the windows of the checkpoint {self.location!r} were closed by its last run (close_windows=True, "
                 f"epoch {newest.epoch}); every further row would be late. Use a new checkpoint"
             )
-
-    def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
-        """Keep the journal of a run that failed; return its path."""
-        path = posixpath.join(self._root, "journal", f"{epoch:010d}.{run}")
-        write_atomically(self._fs, path, data, durable=False)  # for people, not for a restart
-        return path
 
     @property
     def root(self) -> str:
@@ -483,17 +456,6 @@ class Checkpoint:
                 if later > epoch:
                     self._remove(posixpath.join(self._path(folder), f"{later:010d}{suffix}"))
 
-    def stale_journals(self) -> list[str]:
-        """The names of journals that are too old to keep."""
-        selector = pafs.FileSelector(posixpath.join(self._root, "journal"), allow_not_found=True)
-        # Clocks of file systems are coarse: among several in one tick, the name shows which is the newest.
-        kept = sorted(self._fs.get_file_info(selector), key=lambda info: (info.mtime_ns or 0, info.path))
-        return [posixpath.basename(info.path) for info in kept[:-KEPT_JOURNALS]]
-
-    def remove_journal(self, name: str) -> None:
-        """Remove a journal, if it exists."""
-        self._remove(posixpath.join(self._root, "journal", name))
-
     def _remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             remove_file(self._fs, path)
@@ -512,15 +474,6 @@ def _content(fs: pafs.FileSystem, path: str) -> bytes | None:
             return bytes(stream.read())
     except FileNotFoundError:
         return None
-
-
-def _is_whole_entry(data: bytes | None) -> bool:
-    """Whether this is a whole file of Spark's log: a line with the version, a line of JSON, and perhaps more."""
-    lines = (data or b"").split(b"\n")
-    try:
-        return lines[0].startswith(b"v") and isinstance(msgspec.json.decode(lines[1]), dict)
-    except (IndexError, msgspec.MsgspecError):
-        return False
 
 
 def _numbered(fs: pafs.FileSystem, folder: str, suffix: str = "") -> list[Epoch]:

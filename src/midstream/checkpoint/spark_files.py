@@ -10,6 +10,7 @@ the last ones it asks for that epoch again; the epoch has a manifest, so nothing
 from __future__ import annotations
 
 import contextlib
+import logging
 import posixpath
 import uuid
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,15 @@ import pyarrow.fs as pafs
 from midstream.checkpoint.source_positions import KEPT
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch
-from midstream.storage.blobs import ASIDE, filesystem_of, remove_file, write_atomically
+from midstream.storage.blobs import ASIDE, filesystem_of, remove_file, set_aside, write_atomically
 
 __all__ = ["LOGS", "SOURCES", "SparkFiles"]
 
 LOGS = ("offsets", "commits")
 SOURCES = "sources"
 ATTEMPTS = 5
+
+_log = logging.getLogger("midstream")
 
 
 class SparkFiles:
@@ -95,6 +98,25 @@ class SparkFiles:
         paths = [posixpath.join(self._root, name) for name in _wanted(epoch)]
         return all(info.type == pafs.FileType.File for info in self._fs.get_file_info(paths))
 
+    def has_committed(self, epoch: Epoch) -> bool:
+        """Whether the log has the commit of an epoch. Spark does not sync it, so it may be torn: then it has none."""
+        return _is_whole_entry(self._content(f"commits/{epoch}"))
+
+    def set_torn_aside(self) -> None:
+        """Set aside the newest commit, and the newest offsets, if they are torn: Spark would not start with them.
+
+        Without a commit, Spark requests that epoch again, and we skip it if it has a manifest. Offsets are on disk
+        before the manifest of their epoch is; without them the epoch is planned again.
+        """
+        for log in ("commits", "offsets"):
+            names = [posixpath.basename(info.path) for info in self._listed(log)]
+            newest = max((int(name) for name in names if name.isdigit()), default=None)
+            if newest is not None and not _is_whole_entry(self._content(f"{log}/{newest}")):
+                set_aside(self._fs, posixpath.join(self._root, log, str(newest)), durable=self._durable)
+                _log.warning(
+                    "Spark's %s of epoch %d in %r were torn by a crash; they are set aside", log, newest, self.location
+                )
+
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write these files, except those that have this content already."""
         for name, content in files.items():
@@ -139,6 +161,15 @@ class SparkFiles:
         for each in dict.fromkeys((_sum_of(name), name)):
             with contextlib.suppress(FileNotFoundError):
                 remove_file(self._fs, posixpath.join(self._root, each))
+
+
+def _is_whole_entry(data: bytes | None) -> bool:
+    """Whether this is a whole file of Spark's log: a line with the version, a line of JSON, and perhaps more."""
+    lines = (data or b"").split(b"\n")
+    try:
+        return lines[0].startswith(b"v") and isinstance(msgspec.json.decode(lines[1]), dict)
+    except (IndexError, msgspec.MsgspecError):
+        return False
 
 
 def _wanted(epoch: Epoch) -> list[str]:

@@ -258,7 +258,7 @@ class Sweeper:
             case _Folder.MANIFESTS:
                 self._checkpoint.remove_manifest(Epoch(int(leftover.name)))
             case _Folder.JOURNALS:
-                self._checkpoint.remove_journal(leftover.name)
+                self._checkpoint.journals.remove(leftover.name)
             case _Folder.BLOBS:
                 raise AssertionError("blobs are removed as soon as they are found")
         return True
@@ -278,7 +278,7 @@ class Sweeper:
             case _Folder.MANIFESTS:
                 found = [str(epoch) for epoch in self._checkpoint.stale_manifests(kept[-1].epoch)]
             case _Folder.JOURNALS:
-                found = self._checkpoint.stale_journals()
+                found = self._checkpoint.journals.stale()
             case _Folder.BLOBS:
                 self._sweep_blobs(kept, is_wanted)
                 found = ()

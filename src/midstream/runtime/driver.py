@@ -360,7 +360,7 @@ class Driver:
             if self._overdue is None and self.controlling.failed(failures, is_lost=is_lost):
                 return
             with contextlib.suppress(CheckpointError, OSError):  # the failure matters more than its journal
-                self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
+                self._checkpoint.journals.keep(run.epoch, run.run, self._control.journal())
                 self.sweeper.after_failure()
             failure = RunFailure(
                 self._overdue or cause_of(failed),
