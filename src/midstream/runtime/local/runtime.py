@@ -11,7 +11,6 @@ import contextlib
 import posixpath
 import random
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -19,8 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import Configuration, configuration_left, configuration_of, first_configuration
-from midstream.change.prepare import scheduler_of
-from midstream.change.trial import Changes, Request
+from midstream.change.trial import Changes
 from midstream.checkpoint.audit_files import check_audit, read_history
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sweeper import Sweeper
@@ -30,28 +28,22 @@ from midstream.control.messages import (
     AuditOrder,
     Commit,
     FromTask,
-    Handle,
-    Instruction,
-    Prefetch,
     Prefetched,
     PrefetchRequest,
     Received,
     Refused,
     Send,
     StageChange,
-    Switch,
     SwitchRequested,
     TaskId,
     ToTask,
-    WorkerId,
     WorkerJoined,
 )
 from midstream.control.placement import Placement
-from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
-from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
+from midstream.errors import FlowError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
@@ -66,17 +58,16 @@ from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, check_transforms, cut_epochs, require_local
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
-from midstream.runtime.local.executors import LocalExecutor, LocalExecutors, check_executors
+from midstream.runtime.local.executors import LocalExecutors, check_executors
+from midstream.runtime.local.mail import Mail
 from midstream.runtime.local.run import ChangeAt, ControlAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.source_log import SourceLog
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
-from midstream.runtime.local.wishes import Reconsideration, migration_of, wishes
+from midstream.runtime.local.wishes import RequestRefused, Wishes
 from midstream.runtime.walk import walk
 from midstream.state.access import StateAccess
 
-EAGERNESS = (0.3, 0.05, 0.01)
-"""Chances that a change is requested at a step, from the stage where it should begin."""
 SUSPICION = 5
 """Factor by which a second attempt starts more often if the first has switched: it must switch at the same row."""
 FULL_RUNS = 4
@@ -85,19 +76,10 @@ _NO_KNOBS = {
     "rows_per_epoch": "all epochs are cut before the run; give the GeneratorSource max_rows_per_epoch=",
     "batch": "the local runtime has no JVM that hands rows over",
 }
-BEFORE = StageIndex(-1)
-"""Used instead of a stage: before an epoch is opened."""
 
 
 class _Cancelled(Exception):
     """The run in progress is cancelled."""
-
-
-class _RequestRefused(DriverCrashed):
-    """A test's change does not fit: that is the test's mistake, not a failure of the run in progress."""
-
-    def __init__(self, error: MidstreamError) -> None:
-        self.error = error
 
 
 class _RunLost(Exception):
@@ -217,21 +199,12 @@ class _Runtime:
         self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._attempts = 0
         self._zombies: list[Attempt] = []
-        self._echoes: list[FromTask] = []
-        self._switches: dict[bytes, Switch] = {}
-        self._handles: dict[bytes, list[ControlOrder]] = {}
-        self._workers: dict[bytes, LocalExecutor] = {}
-        """The executor of each worker, by the worker's address."""
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
         self._observations: list[Observation] = []
-        self._wanted = deque(sorted(wishes(changes), key=lambda each: each.epoch))
-        self._numbers: dict[int, int] = {}
-        """The number of each requested migration, by the identity of its wish."""
-        self._eagerness = rng.choice(EAGERNESS)
+        self._wishes = Wishes(changes, rng)
         self._epoch = Epoch(0)
-        self._begin_in = BEFORE
         self._runs = 0
         self._is_cancelled = False
         self._timer: Callable[[], None] | None = None
@@ -244,11 +217,8 @@ class _Runtime:
 
     def _start_driver(self) -> None:
         """Start a driver without any knowledge. Tasks of the previous driver can no longer reach one."""
-        self._control = LocalControl(self._deliver)
-        self._echoes.clear()
-        self._switches.clear()
-        self._handles.clear()
-        self._workers.clear()
+        self._mail = Mail(self.rng, self.faults)
+        self._control = LocalControl(self._mail.deliver)
         self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
@@ -328,14 +298,14 @@ class _Runtime:
                 newest = self.checkpoint.newest_manifest()
                 planned = self._sources.nothing() if closing else self._sources.rows(epoch)
                 if planned is None or (newest is not None and newest.epoch >= epoch):
-                    return self._maybe_change(None)
+                    return self._wishes.maybe_request(self._driver, epoch, None)
                 rows = planned
                 what = f"rows of epoch {epoch} in log {log}"
                 entry = self._log[epoch] = EpochEntry(self.clock.wall_us(), what, closing)
             try:
                 self._driver.run(epoch, entry, partial(self._compute, rows))
-                return self._maybe_change(None)
-            except _RequestRefused as refused:
+                return self._wishes.maybe_request(self._driver, epoch, None)
+            except RequestRefused as refused:
                 raise refused.error from None
             except HandOverDue:
                 self._hand_over()
@@ -370,8 +340,7 @@ class _Runtime:
         self._runs += 1
         self._is_cancelled = False
         self._maybe_crash_driver()
-        self._begin_in = self._some_stage()
-        self._maybe_change(BEFORE)
+        self._wishes.begin(self._driver, self._epoch)
 
     def is_lost(self, error: BaseException) -> bool:
         """Whether a fault caused it."""
@@ -453,91 +422,32 @@ class _Runtime:
         """The driver may crash at any step."""
         self._maybe_crash_driver()
 
-    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _some_stage(self) -> StageIndex:
-        """The stage in which changes of this epoch begin. All stages are equally likely; otherwise changes would hardly
-        ever come late in an epoch. Nothing is drawn if there are no changes."""
-        if not (self._wanted and self._wanted[0].epoch <= self._epoch):
-            return BEFORE
-        return StageIndex(self.rng.randrange(BEFORE, len(self._driver.changes.configuration.plan.stages)))
-
-    def _maybe_change(self, stage: StageIndex | None) -> None:
-        """Request a change of this epoch, now or at a later step; when the epoch is over (None), now."""
-        if stage is not None and stage < self._begin_in:
-            return
-        while self._wanted and self._wanted[0].epoch <= self._epoch:
-            if stage is not None and not self._chance(self._eagerness):
-                return
-            wanted = self._wanted.popleft()
-            try:
-                match wanted:
-                    case ChangeAt():
-                        self._change(wanted)
-                    case MigrateAt():
-                        self._migrate(wanted)
-                    case Reconsideration():
-                        self._turn(wanted)
-                    case ControlAt():
-                        wanted.handles.append(self._driver.controlling.request(wanted.operation, by="test", note=None))
-            except MidstreamError as error:
-                raise _RequestRefused(error) from None
-
-    def _change(self, wanted: ChangeAt) -> None:
-        request = Request(
-            wanted.edits,
-            scheduler_of(wanted.scheduler),
-            by="test",
-            time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
-            preflight=wanted.preflight,
-        )
-        try:
-            self._driver.changing.request(request)
-        except FunctionError:
-            if not wanted.preflight:
-                raise
-
-    def _migrate(self, wanted: MigrateAt) -> None:
-        try:
-            self._numbers[id(wanted)] = self._driver.migrating.migrate(migration_of(wanted)).number
-        except FlowError:
-            if not wanted.if_possible:
-                raise
-
-    def _turn(self, wanted: Reconsideration) -> None:
-        migration = self._driver.migrations.schedule.find(self._numbers.get(id(wanted.of), 0))
-        if migration is None:
-            return  # it was refused, or has ended
-        if wanted.is_back:
-            if migration.plan.target:
-                migration.reverse()
-        else:
-            migration.cancel()
-
-    def _deliver(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
-                    self._switches[peer] = switch
-                case Send(peer, Handle(order=order)) if not self._chance(self.faults.lose):
-                    self._handles.setdefault(peer, []).extend([order] * (2 if self._chance(self.faults.repeat) else 1))
-                case Send(peer, Prefetch() as wanted) if not self._chance(self.faults.lose):
-                    if peer in self._workers:
-                        self._workers[peer].inbox += [wanted] * (2 if self._chance(self.faults.repeat) else 1)
-                case _:
-                    pass
+    # ── an attempt's world (:class:`midstream.runtime.local.tasks.World`) ────────────────────────────────────────────
 
     def told(self, task: TaskId, chance: float) -> StageChange | None:
         """The change for a task, if its message arrives now; it may arrive later."""
-        peer = peer_of(WorkerId("local", task.attempt))
-        if peer not in self._switches or not self._chance(chance):
-            return None
-        return self._switches.pop(peer).change
+        return self._mail.told(task, chance)
 
     def asked(self, task: TaskId, chance: float) -> Sequence[ControlOrder]:
         """The fast control operations for a task, if their messages arrive now; they may arrive later."""
-        peer = peer_of(WorkerId("local", task.attempt))
-        return self._handles.pop(peer) if peer in self._handles and self._chance(chance) else ()
+        return self._mail.asked(task, chance)
+
+    def say(self, message: FromTask, to: Coordinator) -> ToTask:
+        """Deliver a message and return the answer. The message may be delivered again later, without effect."""
+        if to is not self.coordinator:
+            return Refused("the driver is gone")
+        self._mail.maybe_keep(message)
+        # A worker that listens is identified by its own name, as on Spark.
+        peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
+        instructions = self._control.tell(Received(peer, message))
+        self._driver.hear(instructions)
+        answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
+        answer = answers[0] if answers else Accepted()
+        if isinstance(message, SwitchRequested) and isinstance(answer, Accepted):
+            self._switched.add(message.task)
+        return answer
+
+    # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute(self, rows: Mapping[str, LocalData], run: OpenRun) -> None:
         plan = run.configuration.plan
@@ -569,14 +479,14 @@ class _Runtime:
             assignment = run.configuration.assignments.get(of)
             executor = self.executors.of(None if assignment is None else assignment.partitions, partition)
             task = TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts)
-            self._workers[peer_of(WorkerId("local", task.attempt))] = executor
+            self._mail.starts(task, executor)
             return Attempt(self, executor, task, batches)
 
         tasks = StageTasks(stage, data, wanted, launch)
         try:
             while not tasks.are_done:
                 self._pause()
-                self._maybe_change(stage)
+                self._wishes.maybe_request(self._driver, self._epoch, stage)
                 self._disturb()
                 attempt = self.rng.choice(tasks.active)
                 if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.lose_executor):
@@ -605,26 +515,9 @@ class _Runtime:
             self._zombies.remove(zombie)
         lost.wipe()
 
-    def say(self, message: FromTask, to: Coordinator) -> ToTask:
-        """Deliver a message and return the answer. The message may be delivered again later, without effect."""
-        if to is not self.coordinator:
-            return Refused("the driver is gone")
-        if self._chance(self.faults.repeat):
-            self._echoes.append(message)
-        # A worker that listens is identified by its own name, as on Spark.
-        peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
-        instructions = self._control.tell(Received(peer, message))
-        self._driver.hear(instructions)
-        answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
-        answer = answers[0] if answers else Accepted()
-        if isinstance(message, SwitchRequested) and isinstance(answer, Accepted):
-            self._switched.add(message.task)
-        return answer
-
     def _disturb(self) -> None:
         """Deliver repeated messages, and advance tasks of runs that are over."""
-        if self._echoes and self.rng.random() < 0.5:
-            echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
+        if (echo := self._mail.maybe_repeat()) is not None:
             self._driver.hear(self._control.tell(Received(b"echo", echo)))
         if self._zombies:
             zombie = self.rng.choice(self._zombies)
