@@ -143,3 +143,12 @@ class Fenced(ControlError):
 
 class ProtocolError(ControlError):
     """An event arrived that is not allowed in the coordinator's state; the message lists the events before it."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else says in its first line.
+
+    >>> first_line(OSError("disk full\\nat line 7")), first_line(KeyError())
+    ('disk full', 'KeyError')
+    """
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -17,8 +17,7 @@ import pytest
 from midstream import DeltaSink, Flow, Insert, ListSource, NoopSink, Update
 from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaError, SetupError
 from midstream.ids import Epoch
-from midstream.runtime.delta_sink import replace_epoch
-from midstream.runtime.table_claims import check_tables, claim_tables
+from midstream.runtime.table_claims import check_tables, claim_tables, replace_epoch
 from midstream.testing import ChangeAt, run_local
 from tests.sink_flows import DDL, flow_to, table_of
 

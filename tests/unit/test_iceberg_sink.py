@@ -18,8 +18,7 @@ from midstream import Flow, IcebergSink, Insert, ListSource, NoopSink, Update
 from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaError, SetupError
 from midstream.ids import Epoch
 from midstream.runtime import iceberg_sink
-from midstream.runtime.iceberg_sink import replace_epoch
-from midstream.runtime.table_claims import check_tables, claim_tables
+from midstream.runtime.table_claims import check_tables, claim_tables, replace_epoch
 from midstream.testing import ChangeAt, run_local
 from tests.lakes import Warehouse
 from tests.sink_flows import DDL, flow_to, table_of

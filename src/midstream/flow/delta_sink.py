@@ -87,6 +87,11 @@ class DeltaSink:
         """An identity of its table, to compare it with those of other sinks."""
         return (self.location,)
 
+    @property
+    def shown(self) -> str:
+        """The name of its table in errors."""
+        return self.path
+
     def owned_by(self, owner: SinkOwner) -> DeltaSink:
         """The same sink with an owner, which it needs to write. Called by the runtime."""
         owned = copy.copy(self)

@@ -78,6 +78,11 @@ class IcebergSink:
         """An identity of its table, to compare it with those of other sinks."""
         return (self.catalog, self.table)
 
+    @property
+    def shown(self) -> str:
+        """The name of its table in errors."""
+        return self.table
+
     def owned_by(self, owner: SinkOwner) -> IcebergSink:
         """The same sink with an owner, which it needs to write. Called by the runtime."""
         owned = copy.copy(self)

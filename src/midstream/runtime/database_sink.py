@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from midstream.data.ddl import closest
-from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaError, SetupError
+from midstream.errors import CheckpointError, MidstreamError, SchemaError, SetupError, first_line
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.flow.sinks import PARAMSTYLES, DatabaseSink
 from midstream.ids import Epoch
 from midstream.runtime.database_upsert import Upsert, upsert
+from midstream.runtime.owned_tables import shared_table
 
 __all__ = ["check_tables", "claim_tables", "replace_epoch"]
 
@@ -43,10 +44,7 @@ def check_tables(graph: Graph, job: str) -> None:
     for name, sink, schema in _database_sinks(graph):
         place = (id(sink.connect), sink.table)
         if place in tables:
-            raise FlowError(
-                f"the sinks {tables[place]!r} and {name!r} both write to the table {_shown(sink.table)!r}; a table has "
-                f"one owner. Unite the streams before the sink, or use a separate table for each"
-            )
+            raise shared_table(tables[place], name, _shown(sink.table))
         tables[place] = name
         with _as_setup_errors(name), _connection(sink) as database:
             database.require_transactions()
@@ -94,7 +92,7 @@ def _check_columns(sink: DatabaseSink, schema: pa.Schema, database: Database) ->
         found = database.columns(sink.table)
     except Exception as error:
         raise SetupError(
-            f"the table {table!r} cannot be read: {_first_line(error)}. Create it with the columns "
+            f"the table {table!r} cannot be read: {first_line(error)}. Create it with the columns "
             f"{', '.join([*schema.names, sink.epoch_column])}; names are case-sensitive"
         ) from error
     for column in [*schema.names, sink.epoch_column]:
@@ -141,7 +139,7 @@ def _as_setup_errors(name: str) -> Iterator[None]:
         raise type(error)(f"sink {name!r}: {error.message}", **error.fields) from error.__cause__
     except Exception as error:
         raise SetupError(
-            f"sink {name!r}: the database cannot be used: {type(error).__name__}: {_first_line(error)}"
+            f"sink {name!r}: the database cannot be used: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -431,7 +429,3 @@ def _hex(column: pa.Array) -> pa.Array:
 
 def _shown(parts: tuple[str, ...]) -> str:
     return ".".join(parts)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from midstream.errors import CheckpointError, SchemaError, SetupError
+from midstream.errors import CheckpointError, SchemaError, SetupError, first_line
 from midstream.flow.sinks import DatabaseSink
 from midstream.ids import Epoch
 
@@ -104,10 +104,9 @@ class Upsert:
         try:
             self._database.run(self._upsert(f"SELECT {self._list(self._written)} FROM {self._table} WHERE 1 = 0"))
         except Exception as error:
-            text = str(error).strip().partition("\n")[0]
             raise SetupError(
-                f"rows cannot be upserted into {shown!r} by {', '.join(self._sink.key)}: {text}. The table needs a "
-                f"unique index on exactly these columns, and the database INSERT … ON CONFLICT"
+                f"rows cannot be upserted into {shown!r} by {', '.join(self._sink.key)}: {first_line(error)}. The "
+                f"table needs a unique index on exactly these columns, and the database INSERT … ON CONFLICT"
             ) from error
         found, wanted = self._columns_of_undo(), self._database.columns(self._sink.table)
         if found is not None and found != wanted:

@@ -7,30 +7,41 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from midstream.flow.delta_sink import DeltaSink
-from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.flow.sinks import DatabaseSink
-from midstream.runtime import database_sink, delta_sink, iceberg_sink
+from midstream.ids import Epoch
+from midstream.runtime import database_sink, owned_tables
+from midstream.runtime.delta_sink import OwnedDelta
+from midstream.runtime.iceberg_sink import OwnedIceberg
+from midstream.runtime.owned_tables import LakeSink, OwnedTable, Rows
 
-__all__ = ["TableClaims", "check_tables", "claim_tables"]
+__all__ = ["TableClaims", "check_tables", "claim_tables", "replace_epoch"]
 
-Owning = DatabaseSink | DeltaSink | IcebergSink
+Owning = DatabaseSink | LakeSink
+LAKES: tuple[type[OwnedTable], ...] = (OwnedDelta, OwnedIceberg)
 
 
 def check_tables(graph: Graph, job: str) -> None:
     """Refuse tables that cannot be written, or that are not this job's. Only reads."""
-    for sinks in (database_sink, delta_sink, iceberg_sink):
-        sinks.check_tables(graph, job)
+    database_sink.check_tables(graph, job)
+    for kind in LAKES:
+        owned_tables.check_tables(kind, graph, job)
 
 
 def claim_tables(graph: Graph, job: str) -> Graph:
     """Claim the tables for this job and this driver process; return the graph whose sinks may write."""
     driver = uuid.uuid4().hex
-    for sinks in (database_sink, delta_sink, iceberg_sink):
-        graph = sinks.claim_tables(graph, job, driver)
+    graph = database_sink.claim_tables(graph, job, driver)
+    for kind in LAKES:
+        graph = owned_tables.claim_tables(kind, graph, job, driver)
     return graph
+
+
+def replace_epoch(sink: LakeSink, rows: Rows, epoch: Epoch) -> None:
+    """Write an epoch to a table of a lake; see :func:`midstream.runtime.owned_tables.replace_epoch`."""
+    [kind] = [kind for kind in LAKES if isinstance(sink, kind.sink_type)]
+    owned_tables.replace_epoch(kind, sink, rows, epoch)
 
 
 class TableClaims:

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from midstream.errors import SetupError, SourceError
+from midstream.errors import SetupError, SourceError, first_line
 from midstream.storage.blobs import filesystem_of, is_plain_path
 
 __all__ = ["DataFile", "DeltaLog", "TableCommit", "read_commit", "read_files", "table_filesystem"]
@@ -176,8 +176,7 @@ class DeltaLog:
         try:
             return DeltaTable(self._location, version, self._options)
         except (DeltaError, OSError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise SourceError(f"{self._what}: {place} cannot be read: {reason}") from error
+            raise SourceError(f"{self._what}: {place} cannot be read: {first_line(error)}") from error
 
     def _require_readable(self) -> None:
         self._refuse_features(self._table.protocol().reader_features or ())

@@ -12,7 +12,8 @@ from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
-from midstream.runtime import database_sink, delta_sink, iceberg_sink
+from midstream.runtime import database_sink
+from midstream.runtime.table_claims import replace_epoch
 
 
 def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
@@ -22,10 +23,8 @@ def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
             _call(partial(function, rows, epoch), name)
         case DatabaseSink():
             _call(partial(database_sink.replace_epoch, target, rows.to_batches(), epoch), name)
-        case DeltaSink():
-            _call(partial(delta_sink.replace_epoch, target, rows.to_batches, epoch), name)
-        case IcebergSink():
-            _call(partial(iceberg_sink.replace_epoch, target, rows.to_batches, epoch), name)
+        case DeltaSink() | IcebergSink():
+            _call(partial(replace_epoch, target, rows.to_batches, epoch), name)
         case _:
             raise AssertionError(f"a {type(target).__name__} reads no table")
 

@@ -23,10 +23,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from midstream.errors import MidstreamError, SourceError
+from midstream.errors import MidstreamError, SourceError, first_line
 from midstream.flow.inputs import DescribedSource
 from midstream.flow.model import Graph
-from midstream.runtime.spark.queries import Queries, first_line
+from midstream.runtime.spark.queries import Queries
 from midstream.runtime.spark.source_gate import SourceGate
 
 __all__ = ["PATIENCE_S", "QueriesAhead", "source_at_gate"]
@@ -128,7 +128,9 @@ class QueriesAhead:
         while not held.gate.has_arrived(LOOK_S):
             self._require_open()
             if not held.query.isActive:
-                raise SourceError(f"the sources cannot be read: {first_line(held.query.exception())}")
+                ended = held.query.exception()
+                why = "the query has ended" if ended is None else first_line(ended)
+                raise SourceError(f"the sources cannot be read: {why}")
             if time.monotonic() > until:
                 raise SourceError(
                     f"the sources {', '.join(map(repr, sorted(held.graph.sources)))} were not made within "

@@ -26,7 +26,7 @@ from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.pace import RowLimit
 
-__all__ = ["Queries", "first_line", "is_asking", "query_name", "source_stream"]
+__all__ = ["Queries", "is_asking", "query_name", "source_stream"]
 
 
 @dataclass
@@ -95,12 +95,6 @@ def query_name(job: str, log: int) -> str:
     ('clicks 7f', 'clicks 7f log 2')
     """
     return job if log == 0 else f"{job} log {log}"
-
-
-def first_line(error: BaseException | None) -> str:
-    """What an error of Spark's says in its first line; a query without one has just ended."""
-    [first, *_] = str(error or "").strip().splitlines() or ["the query has ended"]
-    return first
 
 
 def is_asking(query: StreamingQuery) -> bool:

@@ -17,9 +17,10 @@ from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
-from midstream.runtime import database_sink, delta_sink, iceberg_sink
+from midstream.runtime import database_sink
 from midstream.runtime.spark.kafka import EpochNotes, write_records
 from midstream.runtime.spark.worker import pack_portions
+from midstream.runtime.table_claims import replace_epoch
 
 
 def drain(df: DataFrame) -> None:
@@ -34,12 +35,9 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: Epo
             _call(function, name, df, epoch)
         case DatabaseSink():
             _call(lambda df, epoch: database_sink.replace_epoch(target, portions(df), Epoch(epoch)), name, df, epoch)
-        case DeltaSink():
+        case DeltaSink() | IcebergSink():
             rows = partial(portions, df)
-            _call(lambda _, epoch: delta_sink.replace_epoch(target, rows, Epoch(epoch)), name, df, epoch)
-        case IcebergSink():
-            rows = partial(portions, df)
-            _call(lambda _, epoch: iceberg_sink.replace_epoch(target, rows, Epoch(epoch)), name, df, epoch)
+            _call(lambda _, epoch: replace_epoch(target, rows, Epoch(epoch)), name, df, epoch)
         case KafkaSink():
             write_records(target, df, notes.begin(name, target, epoch))
         case _:
