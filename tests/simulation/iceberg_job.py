@@ -7,40 +7,17 @@ are written before the catalog learns of them. At no step if that is 0.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Transaction
 
 from tests.lakes import Warehouse
 from tests.simulation import lake_job
-from tests.simulation.lake_job import Steps
+from tests.simulation.lake_job import Steps, stepping
 
 STEPS = ((SqlCatalog, "load_table"), (Transaction, "append"), (SqlCatalog, "commit_table"))
 TABLE = "sales.lake"
-
-
-@contextmanager
-def stepping(steps: Steps) -> Iterator[None]:
-    """Take a step before and after each of PyIceberg's calls that reads or changes a table."""
-
-    def with_steps(call: Callable[..., Any]) -> Callable[..., Any]:
-        def stepped(*args: Any, **options: Any) -> Any:
-            steps.take()
-            found = call(*args, **options)
-            steps.take()
-            return found
-
-        return stepped
-
-    with ExitStack() as patched:
-        for kind, name in STEPS:
-            patched.enter_context(patch.object(kind, name, with_steps(getattr(kind, name))))
-        yield
 
 
 def run(place: Path) -> None:
@@ -53,7 +30,7 @@ def run(place: Path) -> None:
 
 def main(folder: str, step: str) -> None:
     """Run until it is over, or until the step."""
-    with stepping(Steps(int(step))):
+    with stepping(Steps(int(step)), STEPS):
         run(Path(folder))
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import deltalake
 import pyarrow as pa
@@ -64,6 +66,25 @@ class Steps:
                 yield batch
 
         self.write(table, pa.RecordBatchReader.from_batches(rows.schema, batches()), **options)
+
+
+@contextmanager
+def stepping(steps: Steps, calls: Sequence[tuple[Any, str]]) -> Iterator[None]:
+    """Take a step before and after each of these calls of a package."""
+
+    def with_steps(call: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*args: Any, **options: Any) -> Any:
+            steps.take()
+            found = call(*args, **options)
+            steps.take()
+            return found
+
+        return stepped
+
+    with ExitStack() as patched:
+        for holder, name in calls:
+            patched.enter_context(patch.object(holder, name, with_steps(getattr(holder, name))))
+        yield
 
 
 def add(key: str, row: Row, state: State) -> Row:

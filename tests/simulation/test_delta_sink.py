@@ -34,11 +34,11 @@ def in_state(folder: Path) -> dict[str, int]:
     return {row["k"]: int(row["value"]) for row in read_state(str(folder / "c"), "add").to_pylist()}
 
 
-def life(folder: Path, step: int, program: str = "tests.simulation.lake_job") -> int:
+def life(folder: Path, step: int, program: str = "tests.simulation.lake_job", *more: str) -> int:
     """Run the job until it ends or is killed at a step; return the code with which the process ended."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
-        [sys.executable, "-m", program, str(folder), str(step)],
+        [sys.executable, "-m", program, str(folder), str(step), *more],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -14,8 +14,8 @@ pytest.importorskip("pyiceberg", reason="PyIceberg is not installed: pip install
 pytest.importorskip("deltalake", reason="the same job writes to Delta Lake: pip install 'midstream[delta]'")
 
 from tests.lakes import Warehouse  # these need the packages
-from tests.simulation.iceberg_job import TABLE, run, stepping
-from tests.simulation.lake_job import EPOCHS, Steps, done
+from tests.simulation.iceberg_job import STEPS, TABLE, run
+from tests.simulation.lake_job import EPOCHS, Steps, done, stepping
 from tests.simulation.test_delta_sink import Died, assert_complete, die, life
 
 
@@ -30,7 +30,7 @@ def test_the_driver_may_die_at_every_step_of_a_commit_to_iceberg(tmp_path: Path)
     """Once in each job, at one step after the other, until a job ends before its step comes."""
     for step in itertools.count(1):
         folder, steps = tmp_path / str(step), Steps(step, die)
-        with contextlib.suppress(Died), stepping(steps):
+        with contextlib.suppress(Died), stepping(steps, STEPS):
             run(folder)
         if steps.taken < step:
             break

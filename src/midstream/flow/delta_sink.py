@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from midstream.data.schema import require_columns, type_name
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner
+from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner, key_of, texts_of
 from midstream.flow.spec import Delivery
 from midstream.storage.blobs import filesystem_of, is_plain_path
 
@@ -31,6 +31,10 @@ class DeltaSink:
     it; columns that the rows lack become null. Rows whose ``epoch_column`` is null are yours, and left alone. Only one
     sink of one job may write to a table; the job's transactions say which.
 
+    With ``mode="upsert"`` a row takes the place of the one with the same ``key``: columns of the rows. Columns that the
+    rows lack keep their values. Of several rows with one key in an epoch the last counts. An epoch that runs again
+    undoes its last run in the same commit, by the version of the table before it.
+
     Needs ``pip install 'midstream[delta]'`` on the driver, and no package in Spark: the driver writes through one
     process, as a :class:`DatabaseSink` does. ``storage_options`` are those of the ``deltalake`` package, such as keys
     of S3.
@@ -42,6 +46,8 @@ class DeltaSink:
     path: str
     epoch_column: str = EPOCH_COLUMN
     partition_by: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    """The columns by which rows are replaced; empty if they are appended."""
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     owner: SinkOwner | None = field(default=None, repr=False)
     """Set by the runtime."""
@@ -54,6 +60,8 @@ class DeltaSink:
         *,
         epoch_column: str = EPOCH_COLUMN,
         partition_by: str | Sequence[str] = (),
+        mode: str = "append",
+        key: str | Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         if not str(path):
@@ -63,15 +71,12 @@ class DeltaSink:
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         if len(set(columns)) != len(columns):
             raise FlowError(f"DeltaSink: partition_by={list(columns)} names a column twice")
-        options = dict(storage_options or {})
-        for name, value in options.items():
-            if {type(name), type(value)} != {str}:
-                raise FlowError(f"DeltaSink: storage_options has {name!r}: {type(value).__name__}; give texts only")
         values: dict[str, Any] = {
             "path": str(path),
             "epoch_column": epoch_column,
             "partition_by": columns,
-            "storage_options": options,
+            "key": key_of("DeltaSink", mode, key),
+            "storage_options": texts_of(storage_options, "DeltaSink: storage_options"),
             "owner": None,
         }
         for field_name, found in values.items():

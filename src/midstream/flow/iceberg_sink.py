@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner
+from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner, key_of, texts_of
 from midstream.flow.spec import Delivery
 
 __all__ = ["IcebergSink", "check_names"]
@@ -30,6 +30,10 @@ class IcebergSink:
     if it is missing. Columns of the rows that the table lacks are added to it; columns that the rows lack become null.
     Rows whose ``epoch_column`` is null are yours, and left alone. Only one sink of one job may write to a table.
 
+    With ``mode="upsert"`` a row takes the place of the one with the same ``key``: columns of the rows. Columns that the
+    rows lack keep their values. Of several rows with one key in an epoch the last counts. An epoch that runs again
+    undoes its last run in the same commit, by the snapshot before it, which has a tag.
+
     Needs ``pip install 'midstream[iceberg]'`` on the driver, with what PyIceberg needs for the catalog, and no package
     in Spark: the driver writes through one process, as a :class:`DatabaseSink` does.
 
@@ -41,6 +45,8 @@ class IcebergSink:
     catalog: str = "default"
     catalog_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     epoch_column: str = EPOCH_COLUMN
+    key: tuple[str, ...] = ()
+    """The columns by which rows are replaced; empty if they are appended."""
     owner: SinkOwner | None = field(default=None, repr=False)
     """Set by the runtime."""
 
@@ -53,21 +59,20 @@ class IcebergSink:
         catalog: str = "default",
         catalog_options: Mapping[str, str] | None = None,
         epoch_column: str = EPOCH_COLUMN,
+        mode: str = "append",
+        key: str | Sequence[str] = (),
     ) -> None:
         if "." not in str(table) or not all(str(table).split(".")):
             raise FlowError(f"IcebergSink: table is {table!r}; give a namespace and a name, such as 'sales.payments'")
         for name, value in (("catalog", catalog), ("epoch_column", epoch_column)):
             if not value:
                 raise FlowError(f"IcebergSink: {name} is {value!r}; give a name")
-        options = dict(catalog_options or {})
-        for name, value in options.items():
-            if {type(name), type(value)} != {str}:
-                raise FlowError(f"IcebergSink: catalog_options has {name!r}: {type(value).__name__}; give texts only")
         values: dict[str, Any] = {
             "table": table,
             "catalog": catalog,
-            "catalog_options": options,
+            "catalog_options": texts_of(catalog_options, "IcebergSink: catalog_options"),
             "epoch_column": epoch_column,
+            "key": key_of("IcebergSink", mode, key),
             "owner": None,
         }
         for field_name, found in values.items():

@@ -21,16 +21,13 @@ from midstream.errors import FlowError, SchemaError
 from midstream.flow.delta_sink import DeltaSink, check_types
 from midstream.flow.iceberg_sink import IcebergSink, check_names
 from midstream.flow.kafka_sink import KafkaSink, check_records
-from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner
+from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner, check_keys, key_of
 from midstream.flow.spec import Delivery, SinkTable
 from midstream.storage.blobs import filesystem_of, is_plain_path
 from midstream.storage.table_format import FileFormat, TableFormat
 
 EPOCHS_TABLE = "midstream_epochs"
 """The table in which a :class:`DatabaseSink` records the owner of each target table and its last epoch."""
-
-MODES = ("append", "upsert")
-"""What a :class:`DatabaseSink` does with rows: adds them, or lets them take the place of rows with the same key."""
 
 PARAMSTYLES = ("qmark", "numeric", "named", "format", "pyformat")
 """The styles of statement parameters that DB-API 2.0 defines."""
@@ -258,16 +255,7 @@ class DatabaseSink:
         mode: str = "append",
         key: str | Sequence[str] = (),
     ) -> None:
-        keys = (key,) if isinstance(key, str) else tuple(key)
-        if mode not in MODES:
-            raise FlowError(f"DatabaseSink: mode {mode!r} is not known; allowed: {', '.join(MODES)}")
-        if mode == "upsert" and (not keys or len(set(keys)) != len(keys)):
-            raise FlowError(
-                f"DatabaseSink: mode='upsert' needs key=, the columns by which a row replaces another, each once; "
-                f"found key={key!r}"
-            )
-        if mode != "upsert" and keys:
-            raise FlowError(f"DatabaseSink: key={key!r} is for mode='upsert'; found mode={mode!r}")
+        keys = key_of("DatabaseSink", mode, key)
         if not callable(connect):
             raise FlowError(
                 f"DatabaseSink: connect must be a function that returns a new connection, found "
@@ -337,6 +325,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
         check_types(target, schema, what)
     if isinstance(target, IcebergSink):
         check_names(target, schema, what)
+    if isinstance(target, DeltaSink | IcebergSink):
+        check_keys(target.key, schema, what)
     if isinstance(target, DatabaseSink):
         require_columns(schema, target.key, f"{what}, key")
     for column in schema:

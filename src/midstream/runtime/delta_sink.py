@@ -17,16 +17,18 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.errors import CheckpointError, SetupError, first_line
 from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.ids import Epoch
+from midstream.runtime.lake_upsert import Upserted, completed, lost_before, positions, unmatched, with_columns
 from midstream.runtime.owned_tables import OwnedTable
 from midstream.storage.disk import sync_remaining
 
@@ -34,8 +36,14 @@ __all__ = ["OwnedDelta"]
 
 LOG = "_delta_log"
 OWNER, DRIVER = "midstream.owner", "midstream.driver"
+KEY = "midstream.key"
 ABOUT = "midstream"
 """The entry of a commit that names its writer in words."""
+
+STEP = "midstream_step"
+"""The column that says what a row of a merge does."""
+PUT, RESTORE, REMOVE = 0, 1, 2
+"""Its columns are put in place, all columns are, or the row with its key goes."""
 
 AHEAD = 2
 """Most batches that wait to be written."""
@@ -138,6 +146,10 @@ class OwnedDelta(OwnedTable):
         # A change may give a flow other columns; those that are gone are null from then on.
         return pa.schema([*(field.with_nullable(True) for field in schema), pa.field(self.epoch_column, pa.int64())])
 
+    def columns_of_table(self) -> pa.Schema:
+        """The columns of the newest version."""
+        return self._schema
+
     @property
     def _schema(self) -> pa.Schema:
         return pa.schema(self._table.schema())
@@ -164,8 +176,6 @@ class OwnedDelta(OwnedTable):
 
     def epochs_found(self) -> str | None:
         """The newest epoch of the rows, whose column is read."""
-        import pyarrow.compute as pc
-
         if self.epoch_column not in self._schema.names:
             return None
         newest = pc.max(self._table.to_pyarrow_table(columns=[self.epoch_column]).column(0)).as_py()
@@ -175,6 +185,42 @@ class OwnedDelta(OwnedTable):
         """The number of the sink's transaction."""
         assert self.owner is not None, "only a sink that was claimed writes"
         found: int | None = self._table.transaction_version(_app_of(self.owner))
+        return found
+
+    def keyed_by(self) -> str | None:
+        """The number that stands for a key."""
+        found = self._table.transaction_version(KEY)
+        return None if found is None else str(found)
+
+    def key_mark(self) -> str:
+        """The number that stands for the sink's key."""
+        return str(_number(json.dumps(self.key)))
+
+    # ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def scan(self, columns: Sequence[str], epoch: Epoch | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows of the newest version."""
+        import pyarrow.dataset as pads
+
+        condition = None if epoch is None else pads.field(self.epoch_column) >= int(epoch)
+        yield from self._table.to_pyarrow_dataset().to_batches(columns=list(columns), filter=condition)
+
+    def scan_before(self) -> Iterator[pa.RecordBatch]:
+        """Rows of the version before the newest epoch."""
+        from deltalake import DeltaTable
+
+        if (version := self._before) is None:
+            return
+        try:
+            before = DeltaTable(self._sink.location, version, self._options)
+            yield from before.to_pyarrow_dataset().to_batches()
+        except Exception as error:  # the packages raise errors of many kinds
+            raise lost_before(self.shown, f"version {version}", error) from error
+
+    @property
+    def _before(self) -> int | None:
+        assert self.owner is not None, "only a sink that was claimed writes"
+        found: int | None = self._table.transaction_version(_before_of(self.owner))
         return found
 
     # ── a commit ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,32 +233,59 @@ class OwnedDelta(OwnedTable):
 
         if columns is None:
             rows = iter([pa.RecordBatch.from_pylist([], schema=self._schema)])
-        column = self.epoch_column.replace('"', '""')
 
         def write(batches: pa.RecordBatchReader) -> None:
             write_deltalake(
                 self._table,
                 batches,
                 mode="overwrite" if replaces else "append",
-                predicate=f'"{column}" >= {int(epoch)}' if replaces and epoch is not None else None,
+                predicate=f"{_quoted(self.epoch_column)} >= {int(epoch)}" if replaces and epoch is not None else None,
                 schema_mode="merge",
                 commit_properties=self._properties(epoch),
             )
 
-        return self._committed(rows, write)
+        return self._committed(lambda: _hand_over(rows, write))
 
-    def _committed(self, rows: Iterator[pa.RecordBatch], write: Callable[[pa.RecordBatchReader], None]) -> str | None:
+    def upsert(self, change: Upserted, epoch: Epoch) -> str | None:
+        """Make one version, by a merge."""
+        columns = self._schema
+        added = [column for column in change.columns or () if column.name not in columns.names]
+        columns = pa.schema([*columns, *added])
+        written = columns.names if change.columns is None else change.columns.names
+        before = self._before if self.newest_epoch() == epoch else self._table.version()
+        rows = pa.RecordBatchReader.from_batches(columns.append(pa.field(STEP, pa.int32())), _steps(change, columns))
+
+        def write(batches: pa.RecordBatchReader) -> None:
+            (
+                self._table.merge(
+                    batches,
+                    " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in self.key),
+                    source_alias="source",
+                    target_alias="target",
+                    merge_schema=bool(added),
+                    commit_properties=self._properties(epoch, before),
+                )
+                .when_matched_update(_same(written), f"source.{STEP} = {PUT}")
+                .when_matched_update(_same(columns.names), f"source.{STEP} = {RESTORE}")
+                .when_matched_delete(f"source.{STEP} = {REMOVE}")
+                .when_not_matched_insert(_same(columns.names), f"source.{STEP} <> {REMOVE}")
+                .execute()
+            )
+
+        return self._committed(lambda: write(rows))
+
+    def _committed(self, write: Callable[[], None]) -> str | None:
         from deltalake.exceptions import CommitFailedError
 
         before = self._table.version()
         try:
-            _hand_over(rows, write)
+            write()
         except CommitFailedError as error:
             return first_line(error)
         _sync(self._sink, before)
         return None
 
-    def _properties(self, epoch: Epoch | None) -> Any:
+    def _properties(self, epoch: Epoch | None, before: int | None = None) -> Any:
         from deltalake import CommitProperties, Transaction
 
         owner = self.owner
@@ -221,6 +294,10 @@ class OwnedDelta(OwnedTable):
         about = {"job": owner.job, "flow": owner.flow, "sink": owner.sink}
         if epoch is not None:
             transactions.append(Transaction(_app_of(owner), int(epoch)))
+        if self.key:
+            transactions.append(Transaction(KEY, int(self.key_mark())))
+        if before is not None:
+            transactions.append(Transaction(_before_of(owner), before))
         return CommitProperties(custom_metadata={ABOUT: json.dumps(about)}, app_transactions=transactions)
 
 
@@ -298,6 +375,38 @@ def _sync(sink: DeltaSink, before: int) -> None:
 def _app_of(owner: SinkOwner) -> str:
     """The name of the transaction that has the newest epoch."""
     return f"midstream-{owner.job}-{owner.sink}"
+
+
+def _before_of(owner: SinkOwner) -> str:
+    """The name of the transaction that has the version before the newest epoch, for upserts."""
+    return f"{_app_of(owner)}-before"
+
+
+def _steps(change: Upserted, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a merge, with all columns, and what each of them does."""
+    key = change.keys.column_names
+    before = change.before.select([name for name in change.before.column_names if name in columns.names])
+    for batch in change.rows():
+        is_old = pc.is_valid(positions(pa.table(batch.select(key)), change.old))
+        yield _as_step(completed(batch, columns, before, key), pc.if_else(is_old, RESTORE, PUT))
+    restored = unmatched(before, key, change.keys)
+    gone = unmatched(unmatched(change.old, key, change.keys), key, before.select(key))
+    for rows, step in ((restored, RESTORE), (gone, REMOVE)):
+        for batch in rows.to_batches():
+            yield _as_step(with_columns(batch, columns), pa.repeat(step, batch.num_rows))
+
+
+def _as_step(batch: pa.RecordBatch, steps: pa.Array) -> pa.RecordBatch:
+    return batch.append_column(pa.field(STEP, pa.int32()), steps.cast(pa.int32()))
+
+
+def _same(names: Iterable[str]) -> dict[str, str]:
+    """Columns that become what the rows of a merge have."""
+    return {_quoted(name): f"source.{_quoted(name)}" for name in names}
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _number_of(owner: SinkOwner) -> int:

@@ -10,24 +10,28 @@ Java archive in the session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import SchemaError, SetupError, first_line
 from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.ids import Epoch
+from midstream.runtime.lake_upsert import Upserted, completed, lost_before, positions, unmatched, with_columns
 from midstream.runtime.owned_tables import OwnedTable
 from midstream.storage.disk import sync_remaining
 
 __all__ = ["OwnedIceberg"]
 
 JOB, FLOW, SINK, DRIVER, EPOCH = (f"midstream.{name}" for name in ("job", "flow", "sink", "driver", "epoch"))
+KEY, BEFORE = "midstream.key", "midstream.before"
 RETRIES = "commit.retry.num-retries"
 
 SLICE_BYTES = 128 << 20
@@ -120,6 +124,10 @@ class OwnedIceberg(OwnedTable):
                 column=lacking[0],
             )
 
+    def columns_of_table(self) -> pa.Schema:
+        """The columns of the table, in types that rows are written with."""
+        return pa.schema(list(self.columns().items()))
+
     def columns(self) -> Mapping[str, pa.DataType]:
         """The types of the columns, as flows have them."""
         return {column.name: _plain(column.type) for column in self._table.schema().as_arrow()}
@@ -168,6 +176,45 @@ class OwnedIceberg(OwnedTable):
     def _has_rows(self, condition: Any) -> bool:
         return bool(self._table.scan(row_filter=condition, limit=1).to_arrow().num_rows)
 
+    def keyed_by(self) -> str | None:
+        """The columns that the table's properties name."""
+        found: str | None = self._table.properties.get(KEY)
+        return found
+
+    def key_mark(self) -> str:
+        """The sink's key, for the table's properties."""
+        return json.dumps(self.key)
+
+    # ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def scan(self, columns: Sequence[str], epoch: Epoch | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows of the newest snapshot."""
+        from pyiceberg.expressions import AlwaysTrue, GreaterThanOrEqual
+
+        condition = AlwaysTrue() if epoch is None else GreaterThanOrEqual(self.epoch_column, int(epoch))
+        yield from self._table.scan(condition, tuple(columns)).to_arrow_batch_reader()
+
+    def scan_before(self) -> Iterator[pa.RecordBatch]:
+        """Rows of the snapshot before the newest epoch."""
+        found = self._table.properties.get(BEFORE)
+        if found is None:
+            return
+        try:
+            yield from self._table.scan(snapshot_id=int(found)).to_arrow_batch_reader()
+        except Exception as error:  # the package raises errors of many kinds
+            raise lost_before(self.shown, f"snapshot {found}", error) from error
+
+    def _rows_of(self, task: Any, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of a data file, without those that were deleted."""
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        projected = self._table.schema().select(*names)
+        columns = pa.schema([self.columns_of_table().field(name) for name in names])
+        scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
+        for batch in scan.to_record_batches([task]):
+            yield with_columns(batch, columns)
+
     # ── a commit ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def commit(
@@ -182,17 +229,85 @@ class OwnedIceberg(OwnedTable):
             transaction.delete(old, snapshot_properties=about)
         if columns is None:
             transaction.append(self._table.schema().as_arrow().empty_table(), snapshot_properties=about)
-        elif self._table.spec().is_unpartitioned():
+        else:
+            self._append(transaction, rows, columns, about)
+        return self._committed(transaction)
+
+    def upsert(self, change: Upserted, epoch: Epoch) -> str | None:
+        """Make one commit: files with rows that go are removed, and their other rows added again with the new ones."""
+        from pyiceberg.table.update.snapshot import ManageSnapshots
+
+        there = self.columns_of_table()
+        added = [column for column in change.columns or () if column.name not in there.names]
+        columns = pa.schema([*there, *added])
+        about = self._about(epoch)
+        current = self._table.current_snapshot().snapshot_id
+        if self.newest_epoch() != epoch:
+            about[BEFORE] = str(current)
+        key = list(self.key)
+        going = pa.concat_tables([change.keys, unmatched(change.old.cast(change.keys.schema), key, change.keys)])
+        lacking = change.columns is not None and not set(there.names) <= set(change.columns.names)
+        hit, base = self._hit_files(going, there.names if lacking else key)
+        base = pa.concat_tables([unmatched(base, key, change.old), change.before]) if lacking else change.before
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for task in hit:
+                for batch in self._rows_of(task, there.names):
+                    kept = batch.filter(pc.is_null(positions(pa.table(batch.select(key)), going)))
+                    yield with_columns(kept, columns)
+            for batch in change.rows():
+                yield completed(batch, columns, base, key)
+            for batch in unmatched(change.before, key, change.keys).to_batches():
+                yield with_columns(batch, columns)
+
+        transaction = self._begun(about, columns if added else None)
+        if hit:
+            with transaction.update_snapshot(snapshot_properties=about).overwrite() as removal:
+                for task in hit:
+                    removal.delete_data_file(task.file)
+        self._append(transaction, rows(), columns, about)
+        if BEFORE in about:
+            # A tag keeps a snapshot when others are expired. It comes last: of several demands on references PyIceberg
+            # sends the first, and that must be the one that fences.
+            with ManageSnapshots(transaction) as tags:
+                tags.create_tag(current, self._tag)
+        return self._committed(transaction)
+
+    @property
+    def _tag(self) -> str:
+        assert self.owner is not None, "only a sink that was claimed writes"
+        return f"midstream-before-{self.owner.sink}"
+
+    def _hit_files(self, keys: pa.Table, names: Sequence[str]) -> tuple[list[Any], pa.Table]:
+        """The data files with rows of these keys, and these columns of those rows."""
+        found: list[Any] = []
+        parts: list[pa.RecordBatch] = []
+        kinds = pa.schema([self.columns_of_table().field(name) for name in names])
+        for task in self._table.scan(_range_of(keys)).plan_files():
+            count = len(parts)
+            for batch in self._rows_of(task, names):
+                part = batch.filter(pc.is_valid(positions(pa.table(batch.select(keys.column_names)), keys)))
+                if part.num_rows:
+                    parts.append(part)
+            if len(parts) > count:
+                found.append(task)
+        return found, pa.Table.from_batches(parts, kinds)
+
+    def _append(
+        self, transaction: Any, rows: Iterator[pa.RecordBatch], columns: pa.Schema, about: dict[str, str]
+    ) -> None:
+        if self._table.spec().is_unpartitioned():
             transaction.append(pa.RecordBatchReader.from_batches(columns, rows), snapshot_properties=about)
         else:
             for part in _slices(rows, columns):
                 transaction.append(part, snapshot_properties=about)
-        return self._committed(transaction)
 
     def _about(self, epoch: Epoch | None) -> dict[str, str]:
         owner = self.owner
         assert owner is not None, "only a sink that was claimed writes"
         about = {JOB: owner.job, FLOW: owner.flow, SINK: owner.sink, DRIVER: owner.driver}
+        if self.key:
+            about[KEY] = self.key_mark()
         return about if epoch is None else {**about, EPOCH: str(int(epoch))}
 
     def _begun(self, about: Mapping[str, str], columns: pa.Schema | None) -> Any:
@@ -214,6 +329,18 @@ class OwnedIceberg(OwnedTable):
             return first_line(error)
         _sync(self._table, before)
         return None
+
+
+def _range_of(keys: pa.Table) -> Any:
+    """A condition that holds for all rows with these keys, by which files are left out."""
+    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
+
+    condition: Any = AlwaysTrue()
+    for name, values in zip(keys.column_names, keys.columns, strict=True):
+        if keys.num_rows and (pa.types.is_integer(values.type) or pa.types.is_string(values.type)):
+            low, high = pc.min_max(values).as_py().values()
+            condition = And(condition, And(GreaterThanOrEqual(name, low), LessThanOrEqual(name, high)))
+    return condition
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

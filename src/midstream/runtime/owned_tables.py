@@ -6,7 +6,7 @@ the same for all of them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,6 +22,7 @@ from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.ids import Epoch
+from midstream.runtime.lake_upsert import KeyedTable, require_unique_keys, upsert
 
 __all__ = ["LakeSink", "OwnedTable", "Rows", "check_tables", "claim_tables", "replace_epoch", "shared_table"]
 
@@ -32,7 +33,7 @@ Rows = Callable[[], Iterable[pa.RecordBatch]]
 TRIES = 8
 
 
-class OwnedTable(ABC):
+class OwnedTable(KeyedTable):
     """The table of a sink. It is :meth:`opened` first, and again after each commit."""
 
     sink_type: ClassVar[type[LakeSink]]
@@ -43,8 +44,8 @@ class OwnedTable(ABC):
         self.what = what
         """The name of the sink in errors."""
         self.shown = sink.shown
-        """The name of the table in errors."""
         self.epoch_column = sink.epoch_column
+        self.key = sink.key
         self.owner = sink.owner
 
     @staticmethod
@@ -102,8 +103,12 @@ class OwnedTable(ABC):
         """In words, which epochs the rows have. None if they have none."""
 
     @abstractmethod
-    def newest_epoch(self) -> int | None:
-        """The newest epoch in the table."""
+    def keyed_by(self) -> str | None:
+        """What commits say about the key by which rows of the table were replaced. None if they were not."""
+
+    @abstractmethod
+    def key_mark(self) -> str:
+        """What a commit says about this sink's key."""
 
     @abstractmethod
     def commit(
@@ -135,6 +140,7 @@ def check_tables(kind: type[OwnedTable], graph: Graph, job: str) -> None:
             _require_types(table, schema)
             table.require_layout(schema)
             _check_owner(table, SinkOwner(job, graph.name, name, ""))
+            _check_key(table)
 
 
 def claim_tables(kind: type[OwnedTable], graph: Graph, job: str, driver: str) -> Graph:
@@ -211,6 +217,21 @@ def _check_owner(table: OwnedTable, owner: SinkOwner) -> None:
         )
 
 
+def _check_key(table: OwnedTable) -> None:
+    """Refuse a table whose rows were replaced by another key, or in which keys are not unique."""
+    found = table.keyed_by()
+    if found is not None and found != (table.key_mark() if table.key else None):
+        wanted = f"mode='upsert' and key={list(table.key)}" if table.key else "mode='append'"
+        raise CheckpointError(
+            f"{table.what}: rows of the table {table.shown!r} were upserted by another key than the sink has, which "
+            f"says {wanted}, so an epoch that runs again could not be undone. Use the same mode and key, or another "
+            f"table"
+        )
+    if table.key and found is None and set(table.key) <= set(table.columns()):
+        # Once: after the first commit of the sink, it has kept them unique.
+        require_unique_keys(table.scan(table.key), table.key, table.what, table.shown)
+
+
 # ── an epoch ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -248,12 +269,16 @@ def _replace(table: OwnedTable, batches: Iterable[pa.RecordBatch], epoch: Epoch)
     replaces = newest is not None and newest >= epoch
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
+    if table.key and first is None:
+        return upsert(table, iter(()), None, newest, epoch)
     if first is None:
         return table.commit(iter(()), None, epoch, replaces=True) if replaces else None
     _require_types(table, first.schema)
     table.require_layout(first.schema)
     columns = table.written_columns(first.schema)
     numbered = (_numbered(batch, columns, epoch) for batch in chain([first], rows))
+    if table.key:
+        return upsert(table, numbered, columns, newest, epoch)
     return table.commit(numbered, columns, epoch, replaces=replaces)
 
 

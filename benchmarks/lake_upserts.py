@@ -1,0 +1,102 @@
+"""What an epoch costs a table of a lake: appended, upserted, and run again. ``python -m benchmarks.lake_upserts``.
+
+Tables of some sizes are filled by one epoch. Then epochs of a thousand rows come, with keys from all over the table;
+each sink's call is measured alone, without a job around it. The median of some epochs is shown, and the largest memory
+of the process so far; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+
+from midstream import DeltaSink, Flow, IcebergSink, ListSource
+from midstream.ids import Epoch
+from midstream.runtime.owned_tables import LakeSink
+from midstream.runtime.table_claims import check_tables, claim_tables, replace_epoch
+
+DDL = "k bigint, name string, amount double"
+EPOCHS = 5
+ROWS = 1_000
+
+
+def rows_of(keys: np.ndarray[Any, Any], epoch: int) -> pa.Table:
+    """Rows with these keys."""
+    return pa.table({"k": keys, "name": [f"name of {k}" for k in keys], "amount": np.full(len(keys), float(epoch))})
+
+
+def claimed(sink: LakeSink) -> LakeSink:
+    """The sink of a started job."""
+    flow = Flow("upserts")
+    flow.source("in", ListSource([[]], DDL)).sink("out", sink)
+    check_tables(flow.graph, "bench")
+    found = claim_tables(flow.graph, "bench").payloads["out"]
+    assert isinstance(found, LakeSink)
+    return found
+
+
+def seconds_of(sink: LakeSink, size: int, *, again: bool) -> float:
+    """The median time of an epoch, in a table of a size; of its second run if ``again``."""
+    rng = np.random.default_rng(7)
+    owned, times = claimed(sink), []
+    filling = rows_of(np.arange(size), 0)
+    replace_epoch(owned, filling.to_batches, Epoch(0))
+    for epoch in range(1, EPOCHS + 1):
+        for run in range(1 + again):
+            keys = rng.choice(size, ROWS, replace=False) if sink.key else np.arange(ROWS) + size + epoch * ROWS
+            rows = rows_of(keys, epoch)
+            start = time.perf_counter()
+            replace_epoch(owned, rows.to_batches, Epoch(epoch))
+            if run == again:
+                times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def sink_in(lake: str, folder: Path, **options: Any) -> LakeSink:
+    """A sink for a new table."""
+    if lake == "delta":
+        return DeltaSink(folder / "table", **options)
+    catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+    with load_catalog("bench", **catalog) as made:
+        made.create_namespace("sales")
+    return IcebergSink("sales.out", catalog="bench", catalog_options=catalog, **options)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    results: list[dict[str, Any]] = []
+    for lake in ("delta", "iceberg"):
+        for size in arguments.sizes:
+            found: dict[str, Any] = {"lake": lake, "rows": size}
+            for name, options, again in (
+                ("append", {}, False),
+                ("append_again", {}, True),
+                ("upsert", {"mode": "upsert", "key": "k"}, False),
+                ("upsert_again", {"mode": "upsert", "key": "k"}, True),
+            ):
+                with tempfile.TemporaryDirectory() as folder:
+                    sink = sink_in(lake, Path(folder), **options)
+                    found[name] = round(seconds_of(sink, size, again=again), 3)
+            found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            results.append(found)
+            print("  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+    print(json.dumps({"lake_upserts": results}))
+
+
+if __name__ == "__main__":
+    main()
