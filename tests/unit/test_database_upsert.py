@@ -9,28 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream import DatabaseSink, Flow, ListSource
+from midstream import DatabaseSink
 from midstream.errors import CheckpointError, FlowError, JobFailed, SchemaError, SetupError
 from midstream.ids import Epoch
 from midstream.runtime.database_sink import replace_epoch
 from midstream.runtime.table_claims import check_tables, claim_tables
 from midstream.testing import run_local
 from tests.databases import Database, Postgres
+from tests.sink_flows import flow_to
 
 DDL = "k string, n bigint"
 JOB = "job one"
 
 
-def flow_to(sink: DatabaseSink, ddl: str = DDL, rows: list[dict[str, Any]] | None = None) -> Flow:
-    flow = Flow("shop")
-    flow.source("in", ListSource([rows or []], ddl)).sink("out", sink)
-    return flow
-
-
 def claimed(sink: DatabaseSink) -> DatabaseSink:
-    graph = flow_to(sink).graph
+    graph = flow_to(sink, ddl=DDL).graph
     check_tables(graph, JOB)
-    found = claim_tables(graph, JOB).payloads["out"]
+    found = claim_tables(graph, JOB).payloads["out0"]
     assert isinstance(found, DatabaseSink)
     return found
 
@@ -127,7 +122,7 @@ def test_a_key_of_several_columns_in_another_schema(postgres: Postgres) -> None:
     )
     sink = postgres.sink("sales.out", mode="upsert", key=["n %", "k"])
     rows = [{"k": k, "n %": n, "v": v} for k, n, v in [("a", 1, 0.5), ("a", 2, 1.5), ("a", 1, 2.5)]]
-    run_local(flow_to(sink, "k string, `n %` bigint, v double", rows))
+    run_local(flow_to(sink, ddl="k string, `n %` bigint, v double", rows=rows))
     assert postgres.run('SELECT k, "n %", v, epoch FROM sales.out ORDER BY v') == [("a", 2, 1.5, 0), ("a", 1, 2.5, 0)]
     assert postgres.run("SELECT COUNT(*) FROM sales.out_undo") == [(0,)]
 
@@ -150,22 +145,22 @@ def test_invalid_parameters_are_refused(options: dict[str, Any], says: str) -> N
 
 
 def test_a_key_that_the_rows_lack_is_refused() -> None:
-    with pytest.raises(SchemaError, match="sink 'out', key: there is no column 'kk'; did you mean 'k'"):
-        flow_to(DatabaseSink(lambda: None, "out", mode="upsert", key="kk"))
+    with pytest.raises(SchemaError, match="sink 'out0', key: there is no column 'kk'; did you mean 'k'"):
+        flow_to(DatabaseSink(lambda: None, "out", mode="upsert", key="kk"), ddl=DDL)
 
 
 def test_a_table_without_a_unique_index_is_refused(database: Database) -> None:
     database.run("CREATE TABLE out (k VARCHAR(20), n BIGINT, epoch BIGINT)")
-    says = r"sink 'out': rows cannot be upserted into 'out' by k: .*The table needs a unique index on exactly these"
+    says = r"sink 'out0': rows cannot be upserted into 'out' by k: .*The table needs a unique index on exactly these"
     with pytest.raises(SetupError, match=says):
-        run_local(flow_to(upserting(database)))
+        run_local(flow_to(upserting(database), ddl=DDL))
 
 
 def test_an_undo_table_with_other_columns_is_refused(out: Database) -> None:
     claimed(upserting(out))
     out.run("ALTER TABLE out ADD COLUMN more BIGINT")
     with pytest.raises(SetupError, match=r"'out_undo' has the columns k, n, note, epoch, and 'out' has .*, more; give"):
-        check_tables(flow_to(upserting(out)).graph, JOB)
+        check_tables(flow_to(upserting(out), ddl=DDL).graph, JOB)
 
 
 def test_a_job_that_went_back_by_several_epochs_is_refused(out: Database) -> None:
@@ -182,5 +177,5 @@ def test_a_job_that_went_back_by_several_epochs_is_refused(out: Database) -> Non
 def test_a_null_in_the_key_fails_the_epoch_and_changes_nothing(out: Database) -> None:
     rows: list[dict[str, Any]] = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
     with pytest.raises(JobFailed, match="a row has a null in the column 'k', which is in the key of the upsert"):
-        run_local(flow_to(upserting(out), rows=rows))
+        run_local(flow_to(upserting(out), ddl=DDL, rows=rows))
     assert found(out) == {}

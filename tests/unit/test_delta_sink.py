@@ -157,6 +157,29 @@ def test_a_concurrent_commit_of_another_writer_is_not_a_failure(lake: Lake) -> N
     assert lake.rows() == {None: [-4, -3, -2, -1], 0: [23], 1: [24]}
 
 
+@pytest.mark.parametrize("upsert", [False, True])
+def test_epochs_are_known_again_in_a_table_that_forgets_transactions(lake: Lake, upsert: bool) -> None:
+    """It does so by the time in a transaction, and those of a sink have none; also when it makes a checkpoint."""
+    expiring = {"delta.setTransactionRetentionDuration": "interval 0 seconds"}
+    columns = pa.schema([("n", pa.int64()), ("name", pa.string()), ("epoch", pa.int64())])
+    deltalake.DeltaTable.create(lake.path, columns, configuration=expiring)
+    sink = claimed(DeltaSink(lake.path, mode="upsert", key="n") if upsert else DeltaSink(lake.path))
+    put(sink, 0, 1)
+    put(sink, 1, 2)
+    long_ago = deltalake.Transaction("of somebody else", 1, last_updated=1)
+    properties = deltalake.CommitProperties(app_transactions=[long_ago])
+    deltalake.write_deltalake(lake.path, table_of(-1), mode="append", schema_mode="merge", commit_properties=properties)
+    table = deltalake.DeltaTable(lake.path)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    assert deltalake.DeltaTable(lake.path).transaction_version("of somebody else") is None, "it forgets"
+    put(sink, 1, 3)
+    assert lake.rows() == {None: [-1], 0: [1], 1: [3]}
+    again = claimed(DeltaSink(lake.path, mode="upsert", key="n") if upsert else DeltaSink(lake.path))
+    put(again, 1, 4)
+    assert lake.rows() == {None: [-1], 0: [1], 1: [4]}
+
+
 def vacuumed(lake: Lake) -> None:
     """What nobody should do beside a job, because files that it has not committed yet would go as well."""
     table = deltalake.DeltaTable(lake.path)

@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,20 @@ def test_rows_without_an_epoch_belong_to_the_user_and_stay(lake: Lake) -> None:
     lake.table.append(table_of(-2))
     put(sink, 0, 3)
     assert lake.rows("the epoch") == {None: [-2, -1], 0: [3]}
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "upsert", "key": "n"}])
+def test_the_table_may_have_columns_of_types_that_flows_lack(lake: Lake, options: dict[str, Any]) -> None:
+    columns = pa.schema([*table_of(0).schema, pa.field("at", pa.time64("us"))])
+    table = lake.house.catalog.create_table("sales.payments", columns)
+    table.append(table_of(1, at=pa.array([time(12, 30)], pa.time64("us"))))
+    sink = claimed(lake.sink(**options))
+    put(sink, 0, *((1, 2) if options else (2,)))
+    found = lake.table.scan().to_arrow().sort_by("n").to_pylist()
+    assert [(row["n"], row["at"], row["epoch"]) for row in found] == [
+        (1, time(12, 30), 0 if options else None),
+        (2, None, 0),
+    ]
 
 
 def test_columns_come_and_go(lake: Lake) -> None:

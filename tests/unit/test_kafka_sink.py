@@ -19,12 +19,9 @@ from midstream.runtime.spark.session import packages_conf, require_loaded
 from midstream.testing import ChangeAt, run_local
 from tests.brokers import kafka_broker
 from tests.examples import examples
+from tests.sink_flows import flow_to
 
-
-def flow_to(sink: KafkaSink, ddl: str = "user string, n bigint, payload binary, price double") -> Flow:
-    flow = Flow("shop")
-    flow.source("in", ListSource([[]], ddl)).sink("out", sink)
-    return flow
+DDL = "user string, n bigint, payload binary, price double"
 
 
 @pytest.mark.parametrize(
@@ -44,21 +41,21 @@ def test_invalid_parameters_are_refused(make: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("sink", "says"),
     [
-        (KafkaSink("b:1", "t", key="usr"), "sink 'out', key: there is no column 'usr'; did you mean 'user'"),
+        (KafkaSink("b:1", "t", key="usr"), "sink 'out0', key: there is no column 'usr'; did you mean 'user'"),
         (KafkaSink("b:1", "t", key="price"), "column 'price' is double, and the key of a record is text, binary or a"),
         (KafkaSink("b:1", "t", value="n"), "column 'n' is bigint, and the value of a record is text or binary"),
     ],
 )
 def test_columns_that_cannot_be_keys_or_values_are_refused(sink: KafkaSink, says: str) -> None:
     with pytest.raises(SchemaError, match=says):
-        flow_to(sink)
+        flow_to(sink, ddl=DDL)
     for key in ("user", "n", "payload", None):
-        flow_to(KafkaSink("b:1", "t", key=key, value="payload"))
+        flow_to(KafkaSink("b:1", "t", key=key, value="payload"), ddl=DDL)
 
 
 def test_the_local_runtime_refuses_it() -> None:
-    with pytest.raises(FlowError, match="sink 'out' is a KafkaSink, which needs Spark; on the local runtime use a Mem"):
-        run_local(flow_to(KafkaSink("b:1", "t")))
+    with pytest.raises(FlowError, match="sink 'out0' is a KafkaSink, which needs Spark; on the local runtime use a"):
+        run_local(flow_to(KafkaSink("b:1", "t"), ddl=DDL))
 
 
 def test_the_local_runtime_refuses_a_change_that_inserts_it() -> None:

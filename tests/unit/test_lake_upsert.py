@@ -53,6 +53,9 @@ class InDelta:
     def sink(self, **options: Any) -> DeltaSink:
         return DeltaSink(self._path, **{"mode": "upsert", "key": "k", **options})
 
+    def partitioned_by_n(self) -> DeltaSink:
+        return self.sink(partition_by="n")
+
     def make(self, rows: pa.Table) -> None:
         deltalake.write_deltalake(self._path, rows, mode="append", schema_mode="merge")
 
@@ -81,6 +84,12 @@ class InIceberg:
 
     def sink(self, **options: Any) -> IcebergSink:
         return self._house.sink("sales.out", **{"mode": "upsert", "key": "k", **options})
+
+    def partitioned_by_n(self) -> IcebergSink:
+        table = self._house.catalog.create_table("sales.out", pa.schema([("k", pa.string()), ("n", pa.int64())]))
+        with table.update_spec() as spec:
+            spec.add_identity("n")
+        return self.sink()
 
     def make(self, rows: pa.Table) -> None:
         self._house.catalog.create_table_if_not_exists("sales.out", rows.schema).append(rows)
@@ -207,6 +216,15 @@ def test_the_table_is_what_the_last_runs_of_epochs_make(out: Any) -> None:
             if rng.random() < 0.3:
                 out.tidy()
         before = after
+
+
+def test_a_row_may_move_to_another_partition(out: Any) -> None:
+    sink = claimed(out.partitioned_by_n())
+    put(sink, 0, ("a", 1), ("b", 1), ("c", 2))
+    put(sink, 1, ("a", 2), ("b", 3))
+    assert found(out) == {"a": 2, "b": 3, "c": 2}
+    put(sink, 1, ("a", 4))
+    assert found(out) == {"a": 4, "b": 1, "c": 2}
 
 
 KEYS: dict[str, tuple[str, list[Any]]] = {
@@ -353,6 +371,14 @@ def test_tables_whose_rows_have_other_keys_are_refused(out: Lake) -> None:
         with pytest.raises(CheckpointError, match=f"were upserted by another key than the sink has, which {says}"):
             check_tables(flow_to(out.sink(**options), ddl=DDL).graph, JOB)
     assert out.commits() == before
+
+
+def test_a_table_of_delta_lake_in_which_nothing_can_be_replaced_is_refused(tmp_path: Path) -> None:
+    columns = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    deltalake.DeltaTable.create(tmp_path / "out", columns, configuration={"delta.appendOnly": "true"})
+    with pytest.raises(CheckpointError, match=r"has delta\.appendOnly, so no row of it can be replaced"):
+        check_tables(flow_to(InDelta(tmp_path).sink(), ddl=DDL).graph, JOB)
+    assert deltalake.DeltaTable(tmp_path / "out").version() == 0
 
 
 def test_a_table_in_which_keys_are_not_unique_is_refused(out: Lake) -> None:

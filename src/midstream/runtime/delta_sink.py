@@ -17,7 +17,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,7 +28,7 @@ from midstream.errors import CheckpointError, SetupError, first_line
 from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.ids import Epoch
-from midstream.runtime.lake_upsert import Upserted, completed, lost_before, positions, unmatched, with_columns
+from midstream.runtime.lake_upsert import Upserted, completed, lost_before, positions, ranges, unmatched, with_columns
 from midstream.runtime.owned_tables import OwnedTable
 from midstream.storage.disk import sync_remaining
 
@@ -123,17 +123,18 @@ class OwnedDelta(OwnedTable):
             raise SetupError(f"{self.what}: the table {self.shown!r} cannot be made: {first_line(error)}") from error
 
     def require_layout(self, schema: pa.Schema) -> None:
-        """Refuse a table that is partitioned otherwise."""
+        """Refuse a table that is partitioned otherwise, or in which nothing can be replaced."""
         found = self._table.metadata().partition_columns
         if list(self._sink.partition_by) != found:
             raise CheckpointError(
                 f"{self.what}: the table {self.shown!r} is partitioned by {found}, and the sink says "
                 f"partition_by={list(self._sink.partition_by)}; the table keeps the columns with which it was made"
             )
-
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The types of the newest version."""
-        return {field.name: field.type for field in self._schema}
+        if self.key and self._table.metadata().configuration.get("delta.appendOnly", "false") == "true":
+            raise CheckpointError(
+                f"{self.what}: the table {self.shown!r} has delta.appendOnly, so no row of it can be replaced; use "
+                f"mode='append', or another table"
+            )
 
     def stored(self, kind: pa.DataType) -> pa.DataType:
         """A type after it went through a schema of Delta Lake."""
@@ -148,10 +149,6 @@ class OwnedDelta(OwnedTable):
 
     def columns_of_table(self) -> pa.Schema:
         """The columns of the newest version."""
-        return self._schema
-
-    @property
-    def _schema(self) -> pa.Schema:
         return pa.schema(self._table.schema())
 
     # ── whose it is ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,7 +173,7 @@ class OwnedDelta(OwnedTable):
 
     def epochs_found(self) -> str | None:
         """The newest epoch of the rows, whose column is read."""
-        if self.epoch_column not in self._schema.names:
+        if self.epoch_column not in self.columns_of_table().names:
             return None
         newest = pc.max(self._table.to_pyarrow_table(columns=[self.epoch_column]).column(0)).as_py()
         return None if newest is None else f" (up to {newest})"
@@ -232,7 +229,7 @@ class OwnedDelta(OwnedTable):
         from deltalake import write_deltalake
 
         if columns is None:
-            rows = iter([pa.RecordBatch.from_pylist([], schema=self._schema)])
+            rows = iter([pa.RecordBatch.from_pylist([], schema=self.columns_of_table())])
 
         def write(batches: pa.RecordBatchReader) -> None:
             write_deltalake(
@@ -248,18 +245,19 @@ class OwnedDelta(OwnedTable):
 
     def upsert(self, change: Upserted, epoch: Epoch) -> str | None:
         """Make one version, by a merge."""
-        columns = self._schema
+        columns = self.columns_of_table()
         added = [column for column in change.columns or () if column.name not in columns.names]
         columns = pa.schema([*columns, *added])
         written = columns.names if change.columns is None else change.columns.names
         before = self._before if self.newest_epoch() == epoch else self._table.version()
+        same_key = [f"target.{_quoted(name)} = source.{_quoted(name)}" for name in self.key]
         rows = pa.RecordBatchReader.from_batches(columns.append(pa.field(STEP, pa.int32())), _steps(change, columns))
 
         def write(batches: pa.RecordBatchReader) -> None:
             (
                 self._table.merge(
                     batches,
-                    " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in self.key),
+                    " AND ".join([*same_key, *_within(change)]),
                     source_alias="source",
                     target_alias="target",
                     merge_schema=bool(added),
@@ -290,6 +288,7 @@ class OwnedDelta(OwnedTable):
 
         owner = self.owner
         assert owner is not None, "only a sink that was claimed writes"
+        # Without a time: a table may forget transactions whose time is long ago, and then an epoch would come twice.
         transactions = [Transaction(OWNER, _number_of(owner)), Transaction(DRIVER, _number(owner.driver))]
         about = {"job": owner.job, "flow": owner.flow, "sink": owner.sink}
         if epoch is not None:
@@ -398,6 +397,16 @@ def _steps(change: Upserted, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 def _as_step(batch: pa.RecordBatch, steps: pa.Array) -> pa.RecordBatch:
     return batch.append_column(pa.field(STEP, pa.int32()), steps.cast(pa.int32()))
+
+
+def _within(change: Upserted) -> Iterator[str]:
+    """Conditions that all keys of a merge meet, by which files are left out."""
+    for name, low, high in ranges(pa.concat_tables([change.keys, change.old.cast(change.keys.schema)])):
+        if isinstance(low, str):
+            low, high = (f"'{value.replace(chr(39), 2 * chr(39))}'" for value in (low, high))
+        elif low == -(2**63):  # no literal of SQL
+            continue
+        yield f"target.{_quoted(name)} >= {low} AND target.{_quoted(name)} <= {high}"
 
 
 def _same(names: Iterable[str]) -> dict[str, str]:

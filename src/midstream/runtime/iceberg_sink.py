@@ -24,7 +24,7 @@ from midstream.errors import SchemaError, SetupError, first_line
 from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.sink_owner import SinkOwner
 from midstream.ids import Epoch
-from midstream.runtime.lake_upsert import Upserted, completed, lost_before, positions, unmatched, with_columns
+from midstream.runtime.lake_upsert import Upserted, completed, lost_before, positions, ranges, unmatched, with_columns
 from midstream.runtime.owned_tables import OwnedTable
 from midstream.storage.disk import sync_remaining
 
@@ -125,12 +125,8 @@ class OwnedIceberg(OwnedTable):
             )
 
     def columns_of_table(self) -> pa.Schema:
-        """The columns of the table, in types that rows are written with."""
-        return pa.schema(list(self.columns().items()))
-
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The types of the columns, as flows have them."""
-        return {column.name: _plain(column.type) for column in self._table.schema().as_arrow()}
+        """The columns of the table, in types that flows have where they have them."""
+        return pa.schema([(column.name, _plain(column.type)) for column in self._table.schema().as_arrow()])
 
     def stored(self, kind: pa.DataType) -> pa.DataType:
         """A type without what Iceberg notes about fields."""
@@ -336,16 +332,17 @@ def _range_of(keys: pa.Table) -> Any:
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
 
     condition: Any = AlwaysTrue()
-    for name, values in zip(keys.column_names, keys.columns, strict=True):
-        if keys.num_rows and (pa.types.is_integer(values.type) or pa.types.is_string(values.type)):
-            low, high = pc.min_max(values).as_py().values()
-            condition = And(condition, And(GreaterThanOrEqual(name, low), LessThanOrEqual(name, high)))
+    for name, low, high in ranges(keys):
+        condition = And(condition, And(GreaterThanOrEqual(name, low), LessThanOrEqual(name, high)))
     return condition
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type as flows have it, without what Iceberg notes about fields."""
-    return parse_ddl(to_ddl(pa.schema([("x", kind)]))).field("x").type
+    """The type as flows have it, without what Iceberg notes about fields; itself if flows do not have it."""
+    try:
+        return parse_ddl(to_ddl(pa.schema([("x", kind)]))).field("x").type
+    except SchemaError:
+        return kind
 
 
 def _widened(kind: pa.DataType) -> pa.DataType:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,7 @@ __all__ = [
     "completed",
     "lost_before",
     "positions",
+    "ranges",
     "require_unique_keys",
     "unmatched",
     "upsert",
@@ -204,6 +206,18 @@ def positions(keys: pa.Table, others: pa.Table) -> pa.Array:
 def unmatched(rows: pa.Table, keys: Sequence[str], others: pa.Table) -> pa.Table:
     """The rows whose key is not among others."""
     return rows.filter(pc.is_null(positions(rows.select(list(keys)), others)))
+
+
+def ranges(keys: pa.Table) -> Iterator[tuple[str, Any, Any]]:
+    """The least and the greatest value of columns of whole numbers and text, by which files can be left out.
+
+    >>> list(ranges(pa.table({"k": [3, 1, 2], "yes": [True, False, True]})))
+    [('k', 1, 3)]
+    """
+    for name, values in zip(keys.column_names, keys.columns, strict=True):
+        if keys.num_rows and (pa.types.is_integer(values.type) or pa.types.is_string(values.type)):
+            low, high = pc.min_max(values).as_py().values()
+            yield name, low, high
 
 
 def completed(batch: pa.RecordBatch, columns: pa.Schema, base: pa.Table, key: Sequence[str]) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ the same for all of them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from midstream.data.schema import type_name
-from midstream.errors import CheckpointError, FlowError, SchemaError, SetupError, first_line
+from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaError, SetupError, first_line
 from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.iceberg_sink import IcebergSink
 from midstream.flow.model import Graph, Sink
@@ -75,12 +75,8 @@ class OwnedTable(KeyedTable):
         """Refuse a table that is laid out otherwise than the sink says, or needs columns that the rows lack."""
 
     @abstractmethod
-    def columns(self) -> Mapping[str, pa.DataType]:
-        """The types of the table's columns, as they are compared."""
-
-    @abstractmethod
     def stored(self, kind: pa.DataType) -> pa.DataType:
-        """A type of rows as such a table gives it back, for the comparison."""
+        """A type of rows, or of the table, as it is compared."""
 
     @abstractmethod
     def written_columns(self, schema: pa.Schema) -> pa.Schema:
@@ -184,17 +180,17 @@ def _sinks(kind: type[OwnedTable], graph: Graph) -> Iterator[tuple[str, LakeSink
 
 def _require_types(table: OwnedTable, schema: pa.Schema) -> None:
     """Refuse columns of other types than the table's. Columns that it lacks are added to it."""
-    there = table.columns()
-    spelt = {name.lower(): name for name in there}
+    there = table.columns_of_table()
+    spelt = {name.lower(): name for name in there.names}
     for column in table.written_columns(schema):
-        if column.name not in there:
+        if column.name not in there.names:
             if (other := spelt.get(column.name.lower())) is not None:
                 raise SchemaError(
                     f"{table.what}: the column {column.name!r} differs by case only from {other!r} in the table "
                     f"{table.shown!r}, and {table.case_blind} does not tell them apart; rename it before the sink",
                     column=column.name,
                 )
-        elif not table.stored(column.type).equals(found := there[column.name]):
+        elif not table.stored(column.type).equals(found := table.stored(there.field(column.name).type)):
             raise SchemaError(
                 f"{table.what}: column {column.name!r} is {type_name(column.type)}, and in the table {table.shown!r} "
                 f"it is {type_name(found)}; cast it before the sink, or use another table",
@@ -227,9 +223,14 @@ def _check_key(table: OwnedTable) -> None:
             f"says {wanted}, so an epoch that runs again could not be undone. Use the same mode and key, or another "
             f"table"
         )
-    if table.key and found is None and set(table.key) <= set(table.columns()):
+    if table.key and found is None and set(table.key) <= set(table.columns_of_table().names):
         # Once: after the first commit of the sink, it has kept them unique.
-        require_unique_keys(table.scan(table.key), table.key, table.what, table.shown)
+        try:
+            require_unique_keys(table.scan(table.key), table.key, table.what, table.shown)
+        except MidstreamError:
+            raise
+        except Exception as error:  # such as a table with a feature that the package cannot read
+            raise SetupError(f"{table.what}: the table {table.shown!r} cannot be read: {first_line(error)}") from error
 
 
 # ── an epoch ──────────────────────────────────────────────────────────────────────────────────────────────────────
