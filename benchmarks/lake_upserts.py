@@ -1,8 +1,8 @@
 """What an epoch costs a table of a lake: appended, upserted, and run again. ``python -m benchmarks.lake_upserts``.
 
-Tables of some sizes are filled by one epoch. Then epochs of a thousand rows come, with keys from all over the table;
-each sink's call is measured alone, without a job around it. The median of some epochs is shown, and the largest memory
-of the process so far; the last line is JSON.
+Tables of some sizes are filled by one epoch. Then epochs of a thousand rows, or of ``--epoch-rows``, come, with keys
+from all over the table; each sink's call is measured alone, without a job around it. The median of some epochs is
+shown, and the largest memory of the process so far; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from midstream.runtime.table_claims import check_tables, claim_tables, replace_e
 
 DDL = "k bigint, name string, amount double"
 EPOCHS = 5
-ROWS = 1_000
 
 
 def rows_of(keys: np.ndarray[Any, Any], epoch: int) -> pa.Table:
@@ -46,15 +45,15 @@ def claimed(sink: LakeSink) -> LakeSink:
     return found
 
 
-def seconds_of(sink: LakeSink, size: int, *, again: bool) -> float:
-    """The median time of an epoch, in a table of a size; of its second run if ``again``."""
+def seconds_of(sink: LakeSink, size: int, count: int, *, again: bool) -> float:
+    """The median time of an epoch of some rows, in a table of a size; of its second run if ``again``."""
     rng = np.random.default_rng(7)
     owned, times = claimed(sink), []
     filling = rows_of(np.arange(size), 0)
     replace_epoch(owned, filling.to_batches, Epoch(0))
     for epoch in range(1, EPOCHS + 1):
         for run in range(1 + again):
-            keys = rng.choice(size, ROWS, replace=False) if sink.key else np.arange(ROWS) + size + epoch * ROWS
+            keys = rng.choice(size, count, replace=False) if sink.key else np.arange(count) + size + epoch * count
             rows = rows_of(keys, epoch)
             start = time.perf_counter()
             replace_epoch(owned, rows.to_batches, Epoch(epoch))
@@ -77,10 +76,12 @@ def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--epoch-rows", type=int, default=1_000)
+    parser.add_argument("--lakes", nargs="+", default=["delta", "iceberg"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     results: list[dict[str, Any]] = []
-    for lake in ("delta", "iceberg"):
+    for lake in arguments.lakes:
         for size in arguments.sizes:
             found: dict[str, Any] = {"lake": lake, "rows": size}
             for name, options, again in (
@@ -91,7 +92,7 @@ def main() -> None:
             ):
                 with tempfile.TemporaryDirectory() as folder:
                     sink = sink_in(lake, Path(folder), **options)
-                    found[name] = round(seconds_of(sink, size, again=again), 3)
+                    found[name] = round(seconds_of(sink, size, arguments.epoch_rows, again=again), 3)
             found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             results.append(found)
             print("  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
