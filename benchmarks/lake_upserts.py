@@ -1,8 +1,9 @@
 """What an epoch costs a table of a lake: appended, upserted, and run again. ``python -m benchmarks.lake_upserts``.
 
-Tables of some sizes are filled by one epoch. Then epochs of a thousand rows, or of ``--epoch-rows``, come, with keys
-from all over the table; each sink's call is measured alone, without a job around it. The median of some epochs is
-shown, and the largest memory of the process so far; the last line is JSON.
+Tables of some sizes are filled by ten epochs of neighbouring keys. Then epochs of a thousand rows, or of
+``--epoch-rows``, come, with keys from all over the table or, as ``near``, with neighbouring ones; each sink's call is
+measured alone, without a job around it. The median of some epochs is shown, and the largest memory of the process so
+far; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from midstream.runtime.table_claims import check_tables, claim_tables, replace_e
 
 DDL = "k bigint, name string, amount double"
 EPOCHS = 5
+PARTS = 10
 
 
 def rows_of(keys: np.ndarray[Any, Any], epoch: int) -> pa.Table:
@@ -45,15 +47,17 @@ def claimed(sink: LakeSink) -> LakeSink:
     return found
 
 
-def seconds_of(sink: LakeSink, size: int, count: int, *, again: bool) -> float:
+def seconds_of(sink: LakeSink, size: int, count: int, *, again: bool = False, near: bool = False) -> float:
     """The median time of an epoch of some rows, in a table of a size; of its second run if ``again``."""
     rng = np.random.default_rng(7)
     owned, times = claimed(sink), []
-    filling = rows_of(np.arange(size), 0)
-    replace_epoch(owned, filling.to_batches, Epoch(0))
-    for epoch in range(1, EPOCHS + 1):
+    for epoch, keys in enumerate(np.split(np.arange(size), PARTS)):
+        replace_epoch(owned, rows_of(keys, epoch).to_batches, Epoch(epoch))
+    for epoch in range(PARTS, PARTS + EPOCHS):
         for run in range(1 + again):
-            keys = rng.choice(size, count, replace=False) if sink.key else np.arange(count) + size + epoch * count
+            anywhere = rng.choice(size, count, replace=False)
+            neighbours = np.arange(count) + rng.integers(size - count)
+            keys = (neighbours if near else anywhere) if sink.key else np.arange(count) + size + epoch * count
             rows = rows_of(keys, epoch)
             start = time.perf_counter()
             replace_epoch(owned, rows.to_batches, Epoch(epoch))
@@ -84,15 +88,17 @@ def main() -> None:
     for lake in arguments.lakes:
         for size in arguments.sizes:
             found: dict[str, Any] = {"lake": lake, "rows": size}
-            for name, options, again in (
-                ("append", {}, False),
-                ("append_again", {}, True),
-                ("upsert", {"mode": "upsert", "key": "k"}, False),
-                ("upsert_again", {"mode": "upsert", "key": "k"}, True),
+            for name, options in (
+                ("append", {}),
+                ("append_again", {"again": True}),
+                ("upsert", {}),
+                ("upsert_again", {"again": True}),
+                ("upsert_near", {"near": True}),
             ):
+                mode = {"mode": "upsert", "key": "k"} if name.startswith("upsert") else {}
                 with tempfile.TemporaryDirectory() as folder:
-                    sink = sink_in(lake, Path(folder), **options)
-                    found[name] = round(seconds_of(sink, size, arguments.epoch_rows, again=again), 3)
+                    sink = sink_in(lake, Path(folder), **mode)
+                    found[name] = round(seconds_of(sink, size, arguments.epoch_rows, **options), 3)
             found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             results.append(found)
             print("  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
