@@ -191,7 +191,7 @@ def test_columns_that_rows_lack_keep_what_they_had_before_the_epoch(out: Lake) -
     out.make(pa.table({"k": ["a", "b", "c"], "n": [0, 0, 0], "note": ["x", "y", "z"]}))
     sink = claimed(out.sink())
     put(sink, 0, ("a", 1), size=[0.5])
-    put(sink, 1, ("a", 2), ("b", 2))
+    put(sink, 1, ("a", 2), ("b", 2), size=[7.5, 7.5])
     put(sink, 1, ("a", 3), ("c", 3), ("d", 3), late=[1, 2, 3])
     rows = sorted((row["k"], row["n"], row["note"], row["size"], row["late"], row["epoch"]) for row in out.rows())
     assert rows == [
