@@ -1,8 +1,8 @@
 """What an epoch costs a table of a lake: appended, upserted, and run again. ``python -m benchmarks.lake_upserts``.
 
-Tables of some sizes are filled by ten epochs of neighbouring keys. Then epochs of a thousand rows, or of
-``--epoch-rows``, come, with keys from all over the table or, as ``near``, with neighbouring ones; each sink's call is
-measured alone, without a job around it. The median of some epochs is shown, and the largest memory of the process so
+Tables of some sizes are filled by one epoch, or by ``--parts`` of neighbouring keys. Then epochs of a thousand rows, or
+of ``--epoch-rows``, come, with keys from all over the table or, as ``near``, with neighbouring ones; each sink's call
+is measured alone, without a job around it. The median of some epochs is shown, and the largest memory of the process so
 far; the last line is JSON.
 """
 
@@ -29,7 +29,6 @@ from midstream.runtime.table_claims import check_tables, claim_tables, replace_e
 
 DDL = "k bigint, name string, amount double"
 EPOCHS = 5
-PARTS = 10
 
 
 def rows_of(keys: np.ndarray[Any, Any], epoch: int) -> pa.Table:
@@ -47,13 +46,13 @@ def claimed(sink: LakeSink) -> LakeSink:
     return found
 
 
-def seconds_of(sink: LakeSink, size: int, count: int, *, again: bool = False, near: bool = False) -> float:
+def seconds_of(sink: LakeSink, size: int, parts: int, count: int, *, again: bool = False, near: bool = False) -> float:
     """The median time of an epoch of some rows, in a table of a size; of its second run if ``again``."""
     rng = np.random.default_rng(7)
     owned, times = claimed(sink), []
-    for epoch, keys in enumerate(np.split(np.arange(size), PARTS)):
+    for epoch, keys in enumerate(np.array_split(np.arange(size), parts)):
         replace_epoch(owned, rows_of(keys, epoch).to_batches, Epoch(epoch))
-    for epoch in range(PARTS, PARTS + EPOCHS):
+    for epoch in range(parts, parts + EPOCHS):
         for run in range(1 + again):
             anywhere = rng.choice(size, count, replace=False)
             neighbours = np.arange(count) + rng.integers(size - count)
@@ -80,6 +79,7 @@ def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--epoch-rows", type=int, default=1_000)
     parser.add_argument("--lakes", nargs="+", default=["delta", "iceberg"])
     arguments = parser.parse_args()
@@ -98,7 +98,7 @@ def main() -> None:
                 mode = {"mode": "upsert", "key": "k"} if name.startswith("upsert") else {}
                 with tempfile.TemporaryDirectory() as folder:
                     sink = sink_in(lake, Path(folder), **mode)
-                    found[name] = round(seconds_of(sink, size, arguments.epoch_rows, **options), 3)
+                    found[name] = round(seconds_of(sink, size, arguments.parts, arguments.epoch_rows, **options), 3)
             found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             results.append(found)
             print("  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
