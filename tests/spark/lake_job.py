@@ -22,7 +22,7 @@ from tests.lakes import Warehouse
 Row = dict[str, Any]
 TOTAL = 6_000
 KEYS = 7
-ICEBERG = "sales.counted"
+ICEBERG, NEWEST = "sales.counted", "sales.newest"
 PER_FILE = 150
 """Rows of a version of the table that it reads."""
 
@@ -63,10 +63,12 @@ def build(folder: Path) -> Flow:
     flow = Flow("lake")
     counted = counted_rows(flow, DeltaSource(folder / "in", starting_version=1, max_files_per_epoch=2))
     counted.sink("lake", DeltaSink(folder / "lake"))
+    counted.sink("newest", DeltaSink(folder / "newest", mode="upsert", key="k"))
     counted.sink("files", FileSink(folder / "files"))
     with Warehouse.make(folder / "iceberg") as house:
         house.catalog.create_namespace_if_not_exists("sales")
         counted.sink("iceberg", house.sink(ICEBERG))
+        counted.sink("newest in iceberg", house.sink(NEWEST, mode="upsert", key="k"))
     return flow
 
 

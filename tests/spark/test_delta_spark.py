@@ -19,7 +19,7 @@ from midstream.testing import run_spark
 from tests.chaos.processes import live_through_kills
 from tests.lakes import Warehouse
 from tests.spark.conftest import PATIENCE_S
-from tests.spark.lake_job import ICEBERG, KEYS, PER_FILE, TOTAL
+from tests.spark.lake_job import ICEBERG, KEYS, NEWEST, PER_FILE, TOTAL
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'midstream[delta]'")
 
@@ -39,6 +39,19 @@ def test_both_runtimes_write_the_same_table(run: Callable[..., JobMetrics], tmp_
     run(flow)
     wanted = [{**row, "epoch": epoch} for epoch, rows in enumerate(epochs) for row in rows]
     assert sorted(rows_of(tmp_path / "lake"), key=lambda row: row["n"]) == wanted
+
+
+def test_both_runtimes_upsert_the_last_row_of_each_key(run: Callable[..., JobMetrics], tmp_path: Path) -> None:
+    """Behind a key_by of the key, as rows of different tasks have no order."""
+    epochs = [[{"k": (e + i) % 4, "n": 10 * e + i} for i in range(6)] for e in range(3)]
+    flow = Flow("lake")
+    keyed = flow.source("in", ListSource(epochs, "k bigint, n bigint")).key_by("by k", "k")
+    keyed.process("pass", lambda key, row, state: row).sink(
+        "lake", DeltaSink(tmp_path / "lake", mode="upsert", key="k")
+    )
+    run(flow)
+    wanted = {row["k"]: {**row, "epoch": epoch} for epoch, rows in enumerate(epochs) for row in rows}
+    assert sorted(rows_of(tmp_path / "lake"), key=lambda row: row["k"]) == [wanted[k] for k in range(4)]
 
 
 def add(path: Path, *numbers: int) -> None:
@@ -135,11 +148,16 @@ def test_changes_and_kills_leave_each_row_once(seed: int, tmp_path: Path) -> Non
     mine = {row["n"]: {name: row[name] for name in names} for row in rows}
     with Warehouse.make(folder / "iceberg") as house:
         iced = house.table(ICEBERG).scan().to_arrow().to_pylist()
+        newest_in_iceberg = house.table(NEWEST).scan().to_arrow().to_pylist()
     for others in (filed, iced):
         assert len(others) == len(rows)
         assert {row["n"]: {name: row[name] for name in names} for row in others} == mine, "sinks have the same rows"
     assert all(row["a"] == row["b"] for row in rows), "no row met a half of a change"
     assert len({row["a"] for row in rows}) > 2, "there were changes"
+    last = {row["k"]: {name: row[name] for name in names} for row in sorted(rows, key=lambda row: row["nth"])}
+    for newest in (rows_of(folder / "newest"), newest_in_iceberg):
+        assert len(newest) == KEYS
+        assert {row["k"]: {name: row[name] for name in names} for row in newest} == last, "the last row of each key"
     for key in range(KEYS):
         nth = sorted(row["nth"] for row in rows if row["k"] == key)
         assert nth == list(range(1, len(nth) + 1)), "each row of a key was counted once"
