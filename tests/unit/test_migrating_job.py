@@ -362,6 +362,28 @@ def test_a_migration_that_compares_epochs_can_be_turned_round_or_cancelled(
         job.assert_gapless()
 
 
+@pytest.mark.parametrize(("prewarm", "fewest", "most"), [(True, 8, 8), (False, 40, 128)])
+def test_what_any_step_takes_is_no_price_of_bins_that_are_loaded_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prewarm: bool, fewest: int, most: int
+):
+    """A step adds nearly the whole budget to its epoch, however many bins it moves."""
+    committed = Migrations.committed
+
+    def longer_with_a_step(self: Migrations, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
+        committed(self, epoch, 100.0 if self._step is None else 118.0, read)
+
+    monkeypatch.setattr(Migrations, "committed", longer_with_a_step)
+    with stepped_job(tmp_path) as job:
+        job.run(2)
+        migration = job.migrate(Rescale(4), prewarm=prewarm)
+        job.run(50)
+        if not migration.is_over:
+            migration.cancel()
+        assert fewest <= len(migration.steps) <= most
+        assert migration.is_over
+        job.assert_gapless()
+
+
 # ── losses ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

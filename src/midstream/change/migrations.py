@@ -261,10 +261,14 @@ class Migrations:
             except FlowError as error:
                 self._end_running(Outcome.STOPPED, str(error))
                 return
-        if running.migration.plan.prewarm and not self._is_warm(running, now, then, committed):
-            self._tell_progress(running, "takers that load state")
-            return
-        self._step = OpenStep(epoch, moves, configuration.plan, now, sum(map(self._sizes, moves)), 0.0, running.waited)
+        is_loaded = running.migration.plan.prewarm and self._is_warm(running, now, then, committed)
+        if running.migration.plan.prewarm and not is_loaded:
+            if running.wait_once_more(self._warming.cold(now, {**now, **running.target})):
+                self._tell_progress(running, "takers that load state")
+                return
+            running.migration.note(f"{len(moves)} bins move although their state is not loaded yet")
+        moved = sum(map(self._sizes, moves))
+        self._step = OpenStep(epoch, moves, configuration.plan, now, moved, 0.0, running.waited, is_loaded)
         self._warming.flip(now, then)
         self._changes.reassign(then)
         self._step.step_ms = 1000 * (self._stopwatch() - began)
@@ -273,15 +277,9 @@ class Migrations:
     def _is_warm(
         self, running: RunningMigration, now: Assignments, then: Assignments, committed: CommittedState
     ) -> bool:
-        """Have state loaded for the next step and for all that is left; return whether the next step need not wait."""
-        target = {**now, **running.target}
-        self._warming.want(now, (then, target))
-        if self._warming.are_warm(now, then, committed):
-            return True
-        if running.wait_once_more(self._warming.cold(now, target)):
-            return False
-        running.migration.note(f"{len(running.planned or ())} bins move although their state is not loaded yet")
-        return True
+        """Have state loaded for the next step and for all that is left; return whether the step's is there."""
+        self._warming.want(now, (then, {**now, **running.target}))
+        return self._warming.are_warm(now, then, committed)
 
     def committed(self, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
         """An epoch is committed after ``epoch_ms``; its tasks read ``read`` bytes of state from the checkpoint."""
@@ -297,7 +295,9 @@ class Migrations:
         if running is None:  # the flow lacks its stages as of this epoch
             return
         steady = self.steady_ms or 0.0
-        running.cost = StepCost(len(step.moves), step.bytes, epoch_ms, steady)
+        running.cost = StepCost(
+            len(step.moves), step.bytes, epoch_ms, steady, max(self._steady, default=0.0), step.is_loaded
+        )
         if running.steps_left is not None and not running.spreads:
             running.steps_left -= 1
         running.planned, running.patience, running.spreads = None, PATIENCE, False

@@ -75,6 +75,8 @@ class OpenStep:
     bytes: int
     step_ms: float
     waited: int
+    is_loaded: bool
+    """Whether its takers had its state before."""
     losses: int = 0
 
 

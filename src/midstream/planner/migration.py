@@ -9,8 +9,8 @@ strategy     a step is
 `sudden`     everything
 `fluid`      one bin
 `batched`    moves of which no two share a partition; as few steps as possible (:mod:`.disjoint_steps`)
-`budgeted`   as much as fits a budget of time or bytes; what bytes cost is learnt from the steps before. Now and then
-             nothing, to learn what epochs take without moves
+`budgeted`   as much as fits a budget of time or bytes; what bytes cost is learnt from the steps before, and what
+             is loaded ahead is free at first. Now and then nothing, to learn what epochs take without moves
 ============ ================================================================================================
 
 :class:`Itinerary` makes assignments of steps. A stage has as many partitions as it has before or will have afterwards,

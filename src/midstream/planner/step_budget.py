@@ -9,6 +9,10 @@ cannot be told from noise; they would never grow again. Therefore two things are
 - the *price* of a byte is what epochs take above their level, by least squares, because large steps are less subject to
   chance. It may be negative, because of noise; that does not last.
 
+Bins that their takers have loaded ahead cost next to nothing, but any step costs something, however small it is, and
+epochs vary by more than a budget. By a price, steps of one bin would stay steps of one bin. So what is loaded ahead is
+free, until twice in a row an epoch with as much of it is longer than any without moves, by more than the budget.
+
 While the level is far above the usual one, rows have piled up, and only a part of the budget is used. That part does
 not keep shrinking, because a level that lasts becomes the usual one.
 """
@@ -69,6 +73,14 @@ class StepBudget:
     """Load and time of an epoch that is learnt when the level is known."""
     _limited: int = 0
     """Steps since the level was measured that were limited by their price."""
+    _is_free: bool = False
+    """Whether the newest step was loaded ahead, and such steps are not known to have a price."""
+    _has_price: bool = False
+    """Whether what is loaded ahead has turned out to have a price."""
+    _doubtful: float = math.inf
+    """The load of a free step whose epoch was too long; it is tried again."""
+    _range_ms: float = 0.0
+    """How much longer than usual epochs without moves are at most."""
 
     @property
     def ms(self) -> float:
@@ -79,6 +91,8 @@ class StepBudget:
     def largest_load(self) -> float:
         """The largest load that keeps nearly every epoch within the budget; infinite if loads seem to cost nothing, or
         if time does not matter."""
+        if self._is_free:
+            return self._doubtful
         price = self._price
         if price <= SURE * self._price_error or not self._is_timed:
             return math.inf
@@ -97,13 +111,18 @@ class StepBudget:
         if not load:
             self._learn_level(step.epoch_ms)
             return
-        self._limited += was_limited
-        excess = step.epoch_ms - self._level_ms - self._price * load
-        self.wants_pause = self._is_surprising(excess) or self._limited >= STEPS_PER_PAUSE
+        self._is_free, self._range_ms = step.is_loaded and not self._has_price, step.longest_ms - step.steady_ms
+        excess = step.epoch_ms - self._level_ms
+        if self._is_free:
+            self.wants_pause = excess > self._noise_ms
+        else:
+            self._limited += was_limited
+            is_surprising = abs(excess - self._price * load) > self._noise_ms
+            self.wants_pause = is_surprising or self._limited >= STEPS_PER_PAUSE
         if self.wants_pause:
             self._held = load, step.epoch_ms
         else:
-            self._learn_price(load, step.epoch_ms)
+            self._learn_step(load, step.epoch_ms)
 
     @property
     def _is_timed(self) -> bool:
@@ -119,19 +138,30 @@ class StepBudget:
         known = (2 - MEMORY) / MEMORY * self._load
         return self._deviation_ms / math.sqrt(known) if known else 0.0
 
-    def _is_surprising(self, ms: float) -> bool:
-        return abs(ms) > max(self.ms, CAUTION * self._deviation_ms)
+    @property
+    def _noise_ms(self) -> float:
+        """An epoch that is further than this from what was expected is not so by chance, or matters even if it is."""
+        return self.ms + max(0.0, self._range_ms) if self._is_free else max(self.ms, CAUTION * self._deviation_ms)
 
     def _learn_level(self, epoch_ms: float) -> None:
         change = epoch_ms - self._level_ms
-        if self._is_surprising(change):
+        if abs(change) > self._noise_ms:
             self._level_ms, self._is_level_usual = epoch_ms, False
         elif not self._is_level_usual:
             self._level_ms += LEVEL_MEMORY * change
         self.wants_pause, self._limited = False, 0
         if self._held is not None:
-            self._learn_price(*self._held)
+            self._learn_step(*self._held)
             self._held = None
+
+    def _learn_step(self, load: float, epoch_ms: float) -> None:
+        if self._is_free:
+            is_long = epoch_ms - self._level_ms > self._noise_ms
+            self._has_price = is_long and self._doubtful < math.inf
+            self._doubtful = load if is_long else math.inf
+            self._is_free = not self._has_price
+        if not self._is_free:
+            self._learn_price(load, epoch_ms)
 
     def _learn_price(self, load: float, epoch_ms: float) -> None:
         extra_ms = epoch_ms - self._level_ms

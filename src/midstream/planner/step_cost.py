@@ -16,6 +16,10 @@ class StepCost:
     bytes: int
     epoch_ms: float
     steady_ms: float
+    longest_ms: float = 0.0
+    """The longest of the epochs without a step of which ``steady_ms`` is the median."""
+    is_loaded: bool = False
+    """Whether the takers had all of it before, but for the changes of the last epoch."""
 
 
 @dataclass(frozen=True)
