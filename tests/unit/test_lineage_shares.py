@@ -66,5 +66,6 @@ def test_a_task_does_the_same_with_its_share_as_with_the_whole_lineage(seed: int
             mine, all_ = share.missing(held, own).apply, lineage.missing(held, own).apply
             assert [(step.file, step.positions) for step in mine] == [(step.file, step.positions) for step in all_]
         assert share.due_for_snapshot(own, touched=10) == lineage.due_for_snapshot(own, touched=10)
-        assert share.due_for_merging(own) == lineage.due_for_merging(own)
+        epoch = Epoch(lineage.epoch + 1)
+        assert share.due_for_merging(own, epoch, partition) == lineage.due_for_merging(own, epoch, partition)
         assert share.files_of(own) == lineage.files_of(own)

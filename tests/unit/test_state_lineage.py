@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from midstream.errors import CheckpointError, StateError
-from midstream.ids import BinId, Epoch
+from midstream.ids import BinId, Epoch, PartitionId
 from midstream.state import lineage as module
 from midstream.state.files import FileRef
 from midstream.state.lineage import EMPTY, Lineage, Position, Rewrite, garbage
 
 A, B, C = BinId(0), BinId(7), BinId(255)
+FIRST, TURN = PartitionId(0), Epoch(6)
+"""An epoch in which the first partition may merge, with the small thresholds of these tests."""
 
 
 def file(epoch: int, counts: dict[BinId, int], tag: str = "") -> FileRef:
@@ -103,9 +107,10 @@ def test_files_that_are_live_for_no_bin_leave_the_lineage():
 
 def test_a_merged_file_replaces_many_deltas(monkeypatch):
     monkeypatch.setattr(module, "MERGED_AT_ONCE", 3)
-    assert grown({A: 1}, {A: 1, B: 1}).due_for_merging([A, B]) == []
+    assert grown({A: 1}).due_for_merging([A, B], TURN, FIRST) == []
     before = grown({A: 1}, {A: 1, B: 1}, {A: 1, C: 1})
-    due = before.due_for_merging([A, B])
+    assert before.due_for_merging([A, B], Epoch(TURN + 1), FIRST) == []
+    due = before.due_for_merging([A, B], TURN, FIRST)
     assert [(one.digest, bins) for one, bins in due] == [(b"d0", [A]), (b"d1", [A, B]), (b"d2", [A])]
     rewrite = Rewrite(file(3, {A: 1, B: 1}, "m"), bytes([A, B]), tuple(one.digest for one, _ in due), complete=False)
     lineage = before.after(Epoch(3), [file(3, {A: 1, B: 1})], [rewrite])
@@ -116,11 +121,36 @@ def test_a_merged_file_replaces_many_deltas(monkeypatch):
     assert steps(lineage, {A: b"d2", B: b"d1"}, A, B) == ([], [(b"d3", {A: b"d3", B: b"d3"})])
 
 
+@pytest.mark.parametrize("first", [0, 5, 11])
+def test_partitions_merge_in_turns_and_none_has_far_too_many_deltas(first: int):
+    """If all merged in the same epoch, its rows would wait; seen: every sixteenth epoch took half as long again."""
+    partitions = {PartitionId(number): BinId(number) for number in range(4)}
+    lineage, merged = Lineage.start("count"), dict[int, list[PartitionId]]()
+    for epoch in map(Epoch, range(first, first + 12 * module.MERGED_AT_ONCE)):
+        rewrites = []
+        for partition, own in partitions.items():
+            if due := lineage.due_for_merging([own], epoch, partition):
+                merged.setdefault(epoch, []).append(partition)
+                replaced = tuple(one.digest for one, _ in due)
+                rewrites.append(Rewrite(file(epoch, {own: 1}, f"m{own}"), bytes([own]), replaced, complete=False))
+        deltas = [file(epoch, {own: 1}, f"p{own}") for own in partitions.values()]
+        lineage = lineage.after(epoch, deltas, rewrites)
+        for own in partitions.values():
+            assert sum(entry.single for entry in lineage.only([own]).entries) <= 1.5 * module.MERGED_AT_ONCE
+    assert all(len(found) == 1 for found in merged.values())
+    for partition in partitions:
+        turns = [epoch for epoch, found in merged.items() if partition in found]
+        assert {after - before for before, after in pairwise(turns)} == {module.MERGED_AT_ONCE}
+
+
 def test_a_delta_older_than_a_snapshot_is_not_merged_for_its_bins(monkeypatch):
     monkeypatch.setattr(module, "MERGED_AT_ONCE", 2)
     before = grown({A: 1, B: 1})
     lineage = before.after(Epoch(1), [file(1, {A: 1, B: 1})], [snapshot(before, "s", a=1)])
-    assert [(one.digest, bins) for one, bins in lineage.due_for_merging([A, B])] == [(b"d0", [B]), (b"d1", [A, B])]
+    assert [(one.digest, bins) for one, bins in lineage.due_for_merging([A, B], TURN, FIRST)] == [
+        (b"d0", [B]),
+        (b"d1", [A, B]),
+    ]
 
 
 def test_a_bin_is_due_if_its_deltas_have_more_rows_than_its_snapshot():

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from midstream.data.key_space import BinNumbers, KeySpace
 from midstream.errors import CheckpointError, FlowError, StateError
-from midstream.ids import BINS, BinId, Epoch
+from midstream.ids import BINS, BinId, Epoch, PartitionId
 from midstream.state.files import FileRef, epoch_and_operator
 
 __all__ = [
@@ -57,6 +57,9 @@ MIN_ROWS = 1000
 
 MERGED_AT_ONCE = 16
 """Number of single-epoch deltas that are merged into one file."""
+
+_STRIDE = 7
+"""The distance of the turns at which two neighbouring partitions merge deltas; odd, so that few share a turn."""
 
 MAX_ENTRIES = 80
 """A bin with a longer history gets a snapshot even if it has few rows, because restoring opens every file."""
@@ -374,10 +377,13 @@ class Lineage:
         within = max(1, int(np.searchsorted(spent, max(SMALL_REWRITE, 4 * touched), side="right")))
         return [BinId(number) for number in due[:within].tolist()]
 
-    def due_for_merging(self, bins: Iterable[BinId]) -> list[tuple[FileRef, list[BinId]]]:
+    def due_for_merging(
+        self, bins: Iterable[BinId], epoch: Epoch, partition: PartitionId
+    ) -> list[tuple[FileRef, list[BinId]]]:
         """The single-epoch deltas of ``bins``, oldest first, each with the bins it is live for.
 
-        Empty unless there are enough to merge.
+        Empty unless there are enough to merge. Each partition has a turn every :data:`MERGED_AT_ONCE` epochs, and
+        merges nothing before unless it has far too many: rows would wait for an epoch in which all merge.
 
         A rewrite takes its bins from everything older, so these are the newest entries in the history of each bin.
         """
@@ -387,7 +393,9 @@ class Lineage:
             for entry in self.entries
             if entry.single and _mask_of(entry.live) & mask
         ]
-        return single if len(single) >= MERGED_AT_ONCE else []
+        is_turn = (epoch + _STRIDE * partition) % MERGED_AT_ONCE == 0
+        enough = -(-MERGED_AT_ONCE // 2) if is_turn else MERGED_AT_ONCE * 3 // 2
+        return single if len(single) >= max(2, enough) else []
 
     def live_files(self) -> Iterator[tuple[FileRef, set[BinId]]]:
         """All files, oldest first, each with the bins it is live for."""

@@ -169,7 +169,7 @@ class TaskState:
         if due:
             rewrites.append(_snapshot(self, sorted(due), author))
         rest = sorted(self.bins - set(due))
-        small = self._lineage.due_for_merging(rest)
+        small = self._lineage.due_for_merging(rest, author.epoch, author.partition)
         if small:
             table = merged([(self._base.files.read(file), bins) for file, bins in small], self.space)
             file = self._base.files.write(table, FileKind.MERGED, author)
