@@ -8,15 +8,29 @@ or come late, and the worker may die. Whoever takes over a bin makes sure that i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from midstream.control.messages import EpochOpened, Prefetch, PrefetchRequest, Send, WorkerId
 from midstream.ids import Epoch, ExecutorId
 
-__all__ = ["Prefetching"]
+__all__ = ["SILENT_EPOCHS", "Prefetching"]
+
+SILENT_EPOCHS = 2
+"""A worker that no task of so many epochs has run in is taken for ended."""
+
+
+@dataclass(frozen=True)
+class _Listener:
+    worker: WorkerId
+    peer: bytes
+    epoch: Epoch
+    """The epoch in which it was heard of last."""
 
 
 class Prefetching:
-    """Asks one worker of each executor: the one heard from last, because Spark ends idle workers.
+    """Asks one worker of each executor, the same one as long as it is heard of: of two that load the same bins, each
+    begins anew with what the other has not finished. Spark ends idle workers, so the next one that is heard of replaces
+    a silent one.
 
     >>> from midstream.ids import BinId, Digest, Revision, Run, StageIndex
     >>> prefetching, worker = Prefetching(), WorkerId("host", 7, ExecutorId("1"))
@@ -29,7 +43,7 @@ class Prefetching:
     """
 
     def __init__(self) -> None:
-        self._listening: dict[ExecutorId, tuple[WorkerId, bytes]] = {}
+        self._listening: dict[ExecutorId, _Listener] = {}
         self._requests: tuple[PrefetchRequest, ...] = ()
         self._opened: EpochOpened | None = None
 
@@ -43,13 +57,17 @@ class Prefetching:
         not been sent yet."""
         if not worker.executor:
             return []
-        is_new = worker.executor not in self._listening
-        self._listening[worker.executor] = worker, peer
+        now = Epoch(-1) if self._opened is None else self._opened.epoch
+        asked = self._listening.get(worker.executor)
+        is_new = asked is None or (asked.worker != worker and now - asked.epoch > SILENT_EPOCHS)
+        if asked is None or is_new or asked.worker == worker:
+            self._listening[worker.executor] = _Listener(worker, peer, now)
         return self._orders(worker.executor) if is_new else []
 
     def left(self, worker: WorkerId) -> None:
         """A worker no longer listens."""
-        if self._listening.get(worker.executor, (None,))[0] == worker:
+        asked = self._listening.get(worker.executor)
+        if asked is not None and asked.worker == worker:
             del self._listening[worker.executor]
 
     def opened(self, opened: EpochOpened) -> list[Send]:
@@ -66,10 +84,9 @@ class Prefetching:
         opened = self._opened
         if opened is None:
             return []
-        _, peer = self._listening[executor]
         return [
             Send(
-                peer,
+                self._listening[executor].peer,
                 Prefetch(
                     request.stage,
                     Epoch(opened.epoch - 1),

@@ -19,8 +19,9 @@ __all__ = ["StateAccess", "mapped_bytes", "resident_bytes"]
 
 
 MAPPED_LIMIT = 256 << 20
-PORTION_BYTES = 4 << 20
-"""About the number of bytes of files in one portion of loading ahead; between two portions the budget is checked."""
+PORTION_BYTES = 1 << 20
+"""About the number of bytes of files in one portion of loading ahead, and one bin at least. Between two portions the
+budget is checked, and a newer message is followed: bins that fall behind for several epochs may be read anew."""
 
 
 def mapped_bytes() -> int:
