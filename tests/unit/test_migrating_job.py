@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from midstream import Assignment, Drain, Move, Outcome, Rebalance, Rescale, Update
+from midstream.change import migration_explanation
 from midstream.change.migrations import Migrations
 from midstream.change.running_migration import PATIENCE
 from midstream.change.trial import RunFailure
@@ -315,6 +316,13 @@ def test_a_budget_is_explained_by_the_steps_it_would_make(job: SteppedJob):
     one = job.explain_migration(Rescale(4), budget="1 MB")
     assert 1 < len(one.steps) < 20
     assert one.bins == 128
+
+
+def test_what_is_to_be_loaded_ahead_is_explained_by_larger_steps(job: SteppedJob, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(migration_explanation, "BYTES_PER_S", 1e5)
+    ahead, cold = (job.explain_migration(Rescale(4), prewarm=prewarm) for prewarm in (True, False))
+    assert len(ahead.steps) == 8
+    assert len(cold.steps) > 100
 
 
 def test_an_unexpectedly_long_epoch_is_followed_by_one_without_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

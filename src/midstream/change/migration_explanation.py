@@ -15,13 +15,12 @@ from midstream.planner.migration import (
     BIN_BYTES,
     BinMove,
     SizeOf,
-    StepStrategy,
     moves_between,
     steps_of,
 )
 from midstream.planner.reassignment import unique_names
 from midstream.planner.stages import Plan
-from midstream.planner.step_cost import Budget, StepCost
+from midstream.planner.step_cost import StepCost
 
 __all__ = ["MigrationExplanation", "explained"]
 
@@ -99,7 +98,8 @@ def explained(
     size_of: SizeOf,
     epoch_ms: float | None,
 ) -> MigrationExplanation:
-    """Explain a migration. The steps of a budget are those of a machine that loads :data:`BYTES_PER_S`."""
+    """Explain a migration. The steps of a budget are those of a machine that loads :data:`BYTES_PER_S`, or has loaded
+    all ahead if that is asked for."""
     names = {stage: name for name, stage in unique_names(plan).items()}
     stages = tuple(
         StageMoves(names[stage], before[stage], wanted, _sizes(stage, wanted, size_of))
@@ -107,14 +107,14 @@ def explained(
         if before[stage] != wanted
     )
     moves = moves_between(before, after)
-    steps = _foreseen(moves, request.strategy, request.budget, size_of, epoch_ms)
+    steps = _foreseen(moves, request, size_of, epoch_ms)
     return MigrationExplanation(request, stages, steps, epoch_ms)
 
 
 def _foreseen(
-    moves: tuple[BinMove, ...], strategy: StepStrategy, budget: Budget, size_of: SizeOf, epoch_ms: float | None
+    moves: tuple[BinMove, ...], request: MigrationRequest, size_of: SizeOf, epoch_ms: float | None
 ) -> tuple[tuple[int, int], ...]:
-    steps, found = steps_of(strategy, moves, size_of, budget), list[tuple[int, int]]()
+    steps, found = steps_of(request.strategy, moves, size_of, request.budget), list[tuple[int, int]]()
     cost: StepCost | None = None
     try:
         while True:
@@ -123,7 +123,8 @@ def _foreseen(
             if step:  # not one that is there to measure
                 found.append((len(step), size))
             if epoch_ms is not None:
-                cost = StepCost(len(step), size, epoch_ms + 1000 * _load(len(step), size) / BYTES_PER_S, epoch_ms)
+                load_ms = 0.0 if request.prewarm else 1000 * _load(len(step), size) / BYTES_PER_S
+                cost = StepCost(len(step), size, epoch_ms + load_ms, epoch_ms, epoch_ms, request.prewarm)
     except StopIteration:
         return tuple(found) or ((0, 0),)
 
