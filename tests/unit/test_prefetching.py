@@ -330,6 +330,19 @@ def test_bins_are_freed_one_by_one_when_nothing_is_to_be_loaded(world: World):
     assert not world.prefetcher.has_work.is_set()
 
 
+def test_bins_that_are_needed_again_before_they_are_freed_stay(world: World):
+    """Freed all the same, they would be read again by the task that needs them."""
+    world.prefetcher.take(world.message(3, bins=(1, 3, 5, 7)))
+    world.work()
+    world.prefetcher.free(world.lineages[4], [BinId(1), BinId(3), BinId(5), BinId(7)])
+    assert world.prefetcher.step() == Portion(0, 1)
+    world.prefetcher.keep("another", [BinId(3), BinId(7)])
+    world.prefetcher.keep(world.lineages[4].operator, [BinId(1), BinId(5), BinId(7)])
+    world.work()
+    assert world.at(3) == {5, 7}
+    assert not world.prefetcher.has_work.is_set()
+
+
 def test_a_bin_that_cannot_be_freed_is_logged_and_the_others_are_freed(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -59,6 +59,9 @@ class TaskHost(Protocol):
     def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
         """Free bins of an operator in the background."""
 
+    def keep(self, operator: str, bins: Collection[BinId]) -> None:
+        """Free none of these bins, because the executor needs them again."""
+
     def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
         """Within this block, a handler of a control operation runs; if it does not return in time, the run is given
         up."""
@@ -110,6 +113,7 @@ def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted:
     """Have bins freed that this host no longer uses. The task is over, so an error here must not fail it."""
     for lineage in lineages:
         name = lineage.operator
+        host.keep(name, wanted)
         try:
             due = host.retirement.due(name, epoch, wanted, partial(host.state.held, lineage))
         except (MidstreamError, OSError) as error:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from midstream.control.messages import Prefetch, Prefetched, WorkerId
@@ -42,7 +42,7 @@ class Prefetcher:
     """Works on the newest message of each stage. A later one replaces it at the next portion, because files of older
     state are soon removed; what was loaded stays. Bins are freed when nothing is to be loaded.
 
-    :meth:`take`, :meth:`free` and :meth:`task_begins` may be called by any thread, :meth:`step` by one.
+    :meth:`take`, :meth:`free`, :meth:`keep` and :meth:`task_begins` may be called by any thread, :meth:`step` by one.
     """
 
     def __init__(self, state: StateAccess, worker: WorkerId, clock: Clock) -> None:
@@ -69,11 +69,19 @@ class Prefetcher:
                 self.has_work.set()
 
     def free(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
-        """No partition of the executor has owned these bins of an operator for some time. A bin that comes back before
-        it is freed is freed all the same, and read again."""
+        """No partition of the executor has owned these bins of an operator for some time."""
         with self._lock:
             self._unneeded.extend((lineage, number) for number in bins)
             self.has_work.set()
+
+    def keep(self, operator: str, bins: Collection[BinId]) -> None:
+        """Partitions of the executor own these bins of an operator, or will: those that are not freed yet stay."""
+        with self._lock:
+            self._unneeded = deque(
+                (lineage, number)
+                for lineage, number in self._unneeded
+                if lineage.operator != operator or number not in bins
+            )
 
     def task_begins(self, epoch: Epoch) -> None:
         """A task of this process begins, with the state after the epoch before its own."""

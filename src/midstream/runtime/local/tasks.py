@@ -195,6 +195,10 @@ class Attempt:
         """Free bins when the executor gets its turn."""
         self.executor.prefetcher.free(lineage, bins)
 
+    def keep(self, operator: str, bins: Collection[BinId]) -> None:
+        """Do not free bins that are needed again."""
+        self.executor.prefetcher.keep(operator, bins)
+
     def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
         """Time does not pass by itself here, so a call that does not return is not noticed."""
         return contextlib.nullcontext()

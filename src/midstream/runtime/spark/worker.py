@@ -270,6 +270,10 @@ class _Worker:
         self._prefetcher.free(lineage, bins)
         self._start_background()
 
+    def keep(self, operator: str, bins: Collection[BinId]) -> None:
+        """Do not free bins that are needed again."""
+        self._prefetcher.keep(operator, bins)
+
     def after_task(self, program: Digest) -> None:
         """Tidy up while no task waits."""
         with self._prefetcher.resting() as rests:
