@@ -121,6 +121,42 @@ def test_a_merged_file_replaces_many_deltas(monkeypatch):
     assert steps(lineage, {A: b"d2", B: b"d1"}, A, B) == ([], [(b"d3", {A: b"d3", B: b"d3"})])
 
 
+def merge_of(lineage: Lineage, *bins: BinId) -> Rewrite:
+    """All deltas of these bins as one file."""
+    epoch = Epoch(lineage.epoch + 1)
+    replaced = tuple(entry.file.digest for entry in lineage.entries if entry.single)
+    return Rewrite(file(epoch, dict.fromkeys(bins, 1), "m"), bytes(bins), replaced, complete=False)
+
+
+def test_a_base_that_is_at_one_of_merged_deltas_needs_the_merged_file_and_newer_ones():
+    """It has the last row of each key that changed; read from the beginning, a bin would be all of its state."""
+    first = grown({A: 9, B: 9})
+    before = first.after(Epoch(1), [file(1, {A: 1, B: 1})], [snapshot(first, "s", a=9, b=9)])
+    for epoch in (2, 3):
+        before = before.after(Epoch(epoch), [file(epoch, {A: 1, B: 1})])
+    lineage = before.after(Epoch(4), [file(4, {A: 1, B: 1})], [merge_of(before, A, B)])
+    newer = [(b"d4m", {A: b"d3"}), (b"d4", {A: b"d4"})]
+    for at in (b"d1", b"d2"):
+        assert steps(lineage, {A: Position(at)}, A) == ([], newer)
+        assert steps(lineage.only([A]), {A: Position(at)}, A) == ([], newer)
+    assert steps(lineage, {A: Position(b"d3")}, A) == ([], newer[1:])
+    for at in (b"", b"d0"):  # the snapshot was taken there
+        known = {A: Position(at)} if at else {}
+        assert [digest for digest, _ in steps(lineage, known, A)[1]] == [*([] if at else [b"d1s"]), b"d4m", b"d4"]
+    for epoch in range(5, 4 + module.FOLLOWED + 2):
+        lineage = lineage.after(Epoch(epoch), [])
+    assert steps(lineage, {A: Position(b"d2")}, A)[0] == [A], "that far behind, it begins anew"
+
+
+def test_a_bin_whose_snapshot_is_newer_than_the_position_of_a_base_is_not_taken_for_one_of_merged_deltas():
+    """The first delta was merged for another bin only: the merged file does not have all that the base lacks."""
+    before = grown({A: 1, B: 1}, {A: 1, B: 1})
+    before = before.after(Epoch(2), [file(2, {A: 1, B: 1})], [snapshot(before, "s", a=1)])
+    lineage = before.after(Epoch(3), [], [merge_of(before, A, B)])
+    assert steps(lineage, {A: Position(b"d0")}, A)[0] == [A]
+    assert steps(lineage, {B: Position(b"d0")}, B) == ([], [(b"d3m", {B: b"d2"})])
+
+
 @pytest.mark.parametrize("first", [0, 5, 11])
 def test_partitions_merge_in_turns_and_none_has_far_too_many_deltas(first: int):
     """If all merged in the same epoch, its rows would wait; seen: every sixteenth epoch took half as long again."""

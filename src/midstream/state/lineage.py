@@ -58,6 +58,9 @@ MIN_ROWS = 1000
 MERGED_AT_ONCE = 16
 """Number of single-epoch deltas that are merged into one file."""
 
+FOLLOWED = 8
+"""For so many epochs a base may be behind when deltas are merged without having to load bins anew."""
+
 _STRIDE = 7
 """The distance of the turns at which two neighbouring partitions merge deltas; odd, so that few share a turn."""
 
@@ -80,6 +83,9 @@ class LineageEntry(msgspec.Struct, frozen=True, array_like=True):
     """Whether this is the delta of a single epoch, not yet merged with others."""
     leads_to: tuple[tuple[Position, bytes], ...] = ()
     """Positions after this file, each with a bitmap of bins; empty if it is the file's own digest for all bins."""
+    within: tuple[tuple[Position, bytes], ...] = ()
+    """Positions that merged deltas led to, each with a bitmap of bins. A base at one of them needs this file and newer
+    ones: it has the last row of each key that any of them changed. Kept for a few epochs."""
 
 
 class Rewrite(msgspec.Struct, frozen=True, array_like=True):
@@ -218,7 +224,8 @@ class Lineage:
         """
         if epoch <= self.epoch:
             raise StateError(f"operator {self.operator!r}: epoch {epoch} cannot follow epoch {self.epoch}")
-        entries, rows, keys, space = list(self.entries), self.rows.copy(), self.keys.copy(), self.space
+        entries = [_forgetful(entry, epoch) for entry in self.entries]
+        rows, keys, space = self.rows.copy(), self.keys.copy(), self.space
         for rewrite in rewrites:
             entries = self._rewritten(entries, rewrite)
             if rewrite.complete:
@@ -251,6 +258,7 @@ class Lineage:
                 f"part of epoch {self.epoch}; it was made from another state"
             )
         reached: dict[Position, int] = {}
+        within: list[tuple[Position, bytes]] = []
         left: list[LineageEntry] = []
         place = 0
         for entry in entries:
@@ -259,6 +267,7 @@ class Lineage:
                 for position, group in _positions(entry):
                     reached = {known: mask & ~group for known, mask in reached.items()}
                     reached[position] = reached.get(position, 0) | (group & bins)
+                    within.append((position, self._bitmap(group & bins)))
                 if live & ~bins:
                     left.append(msgspec.structs.replace(entry, live=self._bitmap(live & ~bins)))
                 place = len(left)
@@ -266,9 +275,9 @@ class Lineage:
                 left.append(entry)
         leads_to = tuple((position, self._bitmap(mask)) for position, mask in reached.items() if mask)
         live = sum(reached.values())  # the masks are disjoint; bins without a history are left out
-        left.insert(
-            place, LineageEntry(_without_bins(rewrite.file), self._bitmap(live), rewrite.complete, False, leads_to)
-        )
+        known = () if rewrite.complete else tuple(within[-FOLLOWED:])
+        made = LineageEntry(_without_bins(rewrite.file), self._bitmap(live), rewrite.complete, False, leads_to, known)
+        left.insert(place, made)
         return left
 
     def position(self, bin_id: BinId) -> Position:
@@ -326,6 +335,9 @@ class Lineage:
                     leads_to.append((position, numbers))
             if leads_to:
                 steps.append(LineageStep(entry.file, tuple(leads_to)))
+                for position, group in entry.within:
+                    numbers = _bins(_mask_of(group) & _mask_of(entry.live) & open_)
+                    open_ &= ~_mask(numbers[at[numbers] == position])
             if not open_:
                 break
         left = _bins(open_)
@@ -347,7 +359,9 @@ class Lineage:
             if live := _mask_of(entry.live) & mask:
                 groups = ((position, _mask_of(group) & live) for position, group in entry.leads_to)
                 leads_to = tuple((position, self._bitmap(group)) for position, group in groups if group)
-                found.append(msgspec.structs.replace(entry, live=self._bitmap(live), leads_to=leads_to))
+                within = tuple((position, self._bitmap(_mask_of(group) & live)) for position, group in entry.within)
+                changed = msgspec.structs.replace(entry, live=self._bitmap(live), leads_to=leads_to, within=within)
+                found.append(changed)
         rows, keys = np.zeros_like(self.rows), np.zeros_like(self.keys)
         rows[numbers], keys[numbers] = self.rows[numbers], self.keys[numbers]
         return Lineage(self.operator, self.epoch, self.space, _fixed(rows), _fixed(keys), tuple(found))
@@ -450,6 +464,13 @@ def _positions(entry: LineageEntry) -> Iterator[tuple[Position, int]]:
         yield Position(entry.file.digest), live
     for position, group in entry.leads_to:
         yield position, _mask_of(group) & live
+
+
+def _forgetful(entry: LineageEntry, epoch: Epoch) -> LineageEntry:
+    """The entry as it is kept with an epoch: no base is expected to be far behind."""
+    if entry.within and entry.file.epoch + FOLLOWED < epoch:
+        return msgspec.structs.replace(entry, within=())
+    return entry
 
 
 def _without_bins(ref: FileRef) -> FileRef:
