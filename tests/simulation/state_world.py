@@ -31,8 +31,9 @@ from midstream.state import mapped as mapped_module
 from midstream.state import task as task_module
 from midstream.state.base import Base
 from midstream.state.files import Author, FileRef, StateFiles
+from midstream.state.garbage import garbage
 from midstream.state.keys import Namespace
-from midstream.state.lineage import Lineage, Rewrite, garbage
+from midstream.state.lineage import Lineage, Rewrite
 from midstream.state.task import TaskState
 
 OPERATOR = "count"

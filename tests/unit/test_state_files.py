@@ -10,7 +10,7 @@ import pytest
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.state.files import Author, FileKind, FileRef, StateFiles, bin_ranges, table_of
-from midstream.state.lineage import garbage
+from midstream.state.garbage import garbage
 from midstream.storage.documents import FORMAT
 
 

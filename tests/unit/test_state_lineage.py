@@ -10,7 +10,8 @@ from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Epoch, PartitionId
 from midstream.state import lineage as module
 from midstream.state.files import FileRef
-from midstream.state.lineage import EMPTY, Lineage, Position, Rewrite, garbage
+from midstream.state.garbage import garbage
+from midstream.state.lineage import EMPTY, Lineage, Position, Rewrite
 
 A, B, C = BinId(0), BinId(7), BinId(255)
 FIRST, TURN = PartitionId(0), Epoch(6)
@@ -137,15 +138,15 @@ def test_a_base_that_is_at_one_of_merged_deltas_needs_the_merged_file_and_newer_
     lineage = before.after(Epoch(4), [file(4, {A: 1, B: 1})], [merge_of(before, A, B)])
     newer = [(b"d4m", {A: b"d3"}), (b"d4", {A: b"d4"})]
     for at in (b"d1", b"d2"):
-        assert steps(lineage, {A: Position(at)}, A) == ([], newer)
-        assert steps(lineage.only([A]), {A: Position(at)}, A) == ([], newer)
-    assert steps(lineage, {A: Position(b"d3")}, A) == ([], newer[1:])
+        assert steps(lineage, {A: at}, A) == ([], newer)
+        assert steps(lineage.only([A]), {A: at}, A) == ([], newer)
+    assert steps(lineage, {A: b"d3"}, A) == ([], newer[1:])
     for at in (b"", b"d0"):  # the snapshot was taken there
-        known = {A: Position(at)} if at else {}
+        known = {A: at} if at else {}
         assert [digest for digest, _ in steps(lineage, known, A)[1]] == [*([] if at else [b"d1s"]), b"d4m", b"d4"]
     for epoch in range(5, 4 + module.FOLLOWED + 2):
         lineage = lineage.after(Epoch(epoch), [])
-    assert steps(lineage, {A: Position(b"d2")}, A)[0] == [A], "that far behind, it begins anew"
+    assert steps(lineage, {A: b"d2"}, A)[0] == [A], "that far behind, it begins anew"
 
 
 def test_a_bin_whose_snapshot_is_newer_than_the_position_of_a_base_is_not_taken_for_one_of_merged_deltas():
@@ -153,8 +154,8 @@ def test_a_bin_whose_snapshot_is_newer_than_the_position_of_a_base_is_not_taken_
     before = grown({A: 1, B: 1}, {A: 1, B: 1})
     before = before.after(Epoch(2), [file(2, {A: 1, B: 1})], [snapshot(before, "s", a=1)])
     lineage = before.after(Epoch(3), [], [merge_of(before, A, B)])
-    assert steps(lineage, {A: Position(b"d0")}, A)[0] == [A]
-    assert steps(lineage, {B: Position(b"d0")}, B) == ([], [(b"d3m", {B: b"d2"})])
+    assert steps(lineage, {A: b"d0"}, A)[0] == [A]
+    assert steps(lineage, {B: b"d0"}, B) == ([], [(b"d3m", {B: b"d2"})])
 
 
 @pytest.mark.parametrize("first", [0, 5, 11])

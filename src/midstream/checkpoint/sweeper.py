@@ -29,7 +29,7 @@ from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import SinkFolders
 from midstream.ids import Digest, Epoch
 from midstream.metrics import SweepStats
-from midstream.state.lineage import garbage
+from midstream.state.garbage import garbage
 from midstream.storage.holds import Mark
 
 __all__ = ["SweepThread", "Sweeper"]

@@ -11,7 +11,8 @@ and writes one *delta* file to the checkpoint location; the epoch's manifest mak
 :mod:`.values`     Python objects and packed structs to bytes and back
 :mod:`.files`      delta and snapshot files, with checksums
 :mod:`.file_index` the index of a large file, with which some of its bins are read alone
-:mod:`.lineage`    which files make up the state, what a base lacks, which rewrites are due, which files are garbage
+:mod:`.lineage`    which files make up the state, what a base lacks, which rewrites are due
+:mod:`.garbage`    which files no restart needs any more
 :mod:`.mapped`     one LMDB environment shared by several processes, replaced when it cannot be trusted
 :mod:`.marks`      position and row count of each bin in a base
 :mod:`.base`       the local cache of committed state

@@ -28,7 +28,7 @@ import pyarrow as pa
 from midstream.data.key_space import BinNumbers, KeySpace
 from midstream.errors import CheckpointError, FlowError, StateError
 from midstream.ids import BINS, BinId, Epoch, PartitionId
-from midstream.state.files import FileRef, epoch_and_operator
+from midstream.state.files import FileRef
 
 __all__ = [
     "EMPTY",
@@ -40,7 +40,6 @@ __all__ = [
     "Rewrite",
     "Steps",
     "StoredLineage",
-    "garbage",
 ]
 
 Position = NewType("Position", bytes)
@@ -335,8 +334,8 @@ class Lineage:
                     leads_to.append((position, numbers))
             if leads_to:
                 steps.append(LineageStep(entry.file, tuple(leads_to)))
-                for position, group in entry.within:
-                    numbers = _bins(_mask_of(group) & _mask_of(entry.live) & open_)
+                for position, bitmap in entry.within:
+                    numbers = _bins(_mask_of(bitmap) & _mask_of(entry.live) & open_)
                     open_ &= ~_mask(numbers[at[numbers] == position])
             if not open_:
                 break
@@ -435,26 +434,6 @@ class Lineage:
         for step in self.missing(held, bins).apply:
             sizes[step.bins] += step.file.size / live[step.file.digest]
         return sizes
-
-
-def garbage(names: Iterable[str], kept: Iterable[Lineage], settled: Epoch) -> list[str]:
-    """Those of ``names`` that are no longer needed.
-
-    ``kept`` are the lineages of all manifests from which a restart may continue. Files that they refer to stay, and so
-    do files written after the epoch ``settled``, the last epoch that cannot be run again.
-
-    >>> garbage(["count/0000000003-0-0-0-delta-0123456789abcdef.arrow"], [], settled=Epoch(2))
-    []
-    >>> garbage(["count/0000000003-0-0-0-delta-0123456789abcdef.arrow"], [], settled=Epoch(3))
-    ['count/0000000003-0-0-0-delta-0123456789abcdef.arrow']
-    """
-    needed = {entry.file.name for lineage in kept for entry in lineage.entries}
-    removable = []
-    for name in names:
-        found = epoch_and_operator(name)
-        if found is not None and found[0] <= settled and name not in needed:
-            removable.append(name)
-    return removable
 
 
 def _positions(entry: LineageEntry) -> Iterator[tuple[Position, int]]:
