@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,37 @@ def test_a_stored_key_must_not_be_too_long(base, lineage):
     assert delta is not None
     with TaskState(base, lineage.after(Epoch(1), [delta]), [A]) as state:
         assert state.get_many([key("x" * 509)]) == [b"fits"]
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 5])
+def test_a_base_that_follows_some_epochs_behind_reads_all_state_once(base: Base, tmp_path: Path, lag: int):
+    """Bins that are loaded ahead follow in the background, while deltas are merged, and keys come, change and go."""
+    rng, truth = random.Random(lag), dict[bytes, bytes]()
+    elsewhere = Base(str(tmp_path / "another base"), "count", base.files)
+    lineage, merges, loaded = Lineage.start("count"), 0, list[int]()
+    with contextlib.closing(elsewhere):
+        for epoch in range(80):
+            changed = {key(str(rng.randrange(2000)), rng.choice((A, B))): b"%d" % epoch for _ in range(10)}
+            if not epoch:
+                changed = {key(f"{number:04}", bin_id): b"value" for number in range(4000) for bin_id in (A, B)}
+            with TaskState(base, lineage, [A, B]) as state:
+                gone = [name for name in changed if epoch and rng.random() < 0.3]
+                state.put_many(list(changed), list(changed.values()))
+                state.delete_many(gone)
+                rewrites = state.write_rewrites(author(epoch))
+                delta = state.write_delta(author(epoch))
+            truth = {name: value for name, value in {**truth, **changed}.items() if name not in gone}
+            assert delta is not None
+            lineage = lineage.after(Epoch(epoch), [delta], rewrites)
+            merges += any(not rewrite.complete for rewrite in rewrites)
+            if epoch >= 10 and epoch % lag == 0:
+                done = elsewhere.prefetch(lineage, [A, B], 1 << 30)
+                loaded.append(done.nbytes)
+                with TaskState(elsewhere, lineage, [A, B]) as state:
+                    assert state.get_many(sorted(truth)) == [truth[name] for name in sorted(truth)]
+                    assert sum(state._view.count(bin_id) for bin_id in (A, B)) == len(truth)
+    assert merges >= 3
+    assert sum(loaded[1:]) < loaded[0] / 2
 
 
 def test_each_key_needs_a_value(base, lineage):
