@@ -62,6 +62,10 @@ from midstream.storage.blobs import BlobStore
 LISTEN_S = 3600.0
 LOW_PRIORITY = 10
 """Niceness of the thread that loads ahead."""
+REST = 2.0
+"""After each portion, that thread rests for this multiple of its time, so that it has a third of a core at most."""
+GAP_S = 0.5
+"""How long it waits for a moment without a task in this process: they would share Python's lock."""
 # A lost connection is noticed at once; this limit is for a driver that is very busy.
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
@@ -199,6 +203,8 @@ class _Worker:
         self._prefetcher = Prefetcher(self.state, self.name, self.clock)
         self._background: threading.Thread | None = None
         self._over = threading.Event()
+        self._has_no_task = threading.Event()
+        self._has_no_task.set()
         self._guard = threading.Lock()
         self._watch = HandlerWatch(partial(_report_overdue, at.address))
         # A process runs one task at a time. A message may arrive before its task starts.
@@ -237,10 +243,12 @@ class _Worker:
                 if told.task == task:
                     lock.handle(told.order, self._client.post)
             self._unhandled.clear()
+        self._has_no_task.clear()
         try:
             with lock:
                 yield lock
         finally:
+            self._has_no_task.set()
             with self._guard:
                 self._at_work = None
 
@@ -320,14 +328,19 @@ class _Worker:
                 thread.start()
 
     def _care_for_base(self) -> None:
-        """Load bins that the coordinator asks for, no faster than it allows, and free others, until the job ends."""
+        """Load bins that the coordinator asks for, no faster than it allows, and free others, until the job ends.
+
+        Tasks come first: what is loaded ahead must not make the rows wait that it is loaded for.
+        """
         with contextlib.suppress(AttributeError, OSError):  # a thread has a priority of its own on Linux only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         with contextlib.suppress(ChannelError), Client(self._address, timeout=PATIENCE_S) as reports:
             while not self._over.is_set():
+                self._has_no_task.wait(GAP_S)
+                began = time.monotonic()
                 done = self._prefetcher.step()
                 if isinstance(done, Portion):
-                    self._over.wait(done.bytes / done.bytes_per_s)
+                    self._over.wait(max(done.bytes / done.bytes_per_s, REST * (time.monotonic() - began)))
                 elif done is not None:
                     reports.post(done)
                 elif not self._over.is_set():  # looked at after the step, which may have missed the end's call
