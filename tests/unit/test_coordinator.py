@@ -466,7 +466,7 @@ def test_workers_that_spark_ends_without_a_word_do_not_pile_up(monkeypatch: pyte
         coordinator.handle(Received(b"%d" % number, WorkerJoined(WorkerId("a", number))))
         coordinator.handle(Received(b"task", TaskStarted(task(attempt=number), busy)))
     assert coordinator.workers == {busy, WorkerId("a", 8), WorkerId("a", 9)}, "one that works is not forgotten"
-    assert [coordinator.worker_at(b"%d" % number) for number in (0, 1)] == [busy, None]
+    assert [coordinator.workers_at(b"%d" % number) for number in (0, 1)] == [[(busy, b"0")], []]
     assert coordinator.handle(JobEnding()) == [Send(peer, Release()) for peer in (b"8", b"9", b"0")]
 
 

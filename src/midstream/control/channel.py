@@ -54,7 +54,7 @@ _LINGER = 500
 NEXT_PORTS = 16
 """How many more ports a server tries if the one that it is to have is taken, as Spark does: each job needs its own."""
 
-_REFUSALS = 20  # attempts to connect, 100 ms apart
+_REFUSALS = 20
 _OTHER_KEY = "the process there presents a different server key: has the driver been restarted?"
 # What a client knows about its connection, by the last event from libzmq; the first entry is the initial one.
 _KNOWN = {
@@ -96,7 +96,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
     It listens on ``host``, which clients connect to. Where they must use another address or name than the one that this
     host has (behind NAT, in a container), it listens on ``bind``, and ``host`` is only what clients are told. ``port``
     0 means any free port; another one, or if that is taken one of the :data:`NEXT_PORTS` after it. The thread calls
-    ``gone(peer)`` when a message is for a peer that is not connected.
+    ``gone(peer)`` when a message is for a peer that is not connected. ``clients_of`` is the address of another server
+    whose clients are admitted here; its own key pair is new all the same.
 
     >>> from midstream.control.messages import WorkerId, WorkerJoined
     >>> with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
@@ -112,6 +113,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         bind: str | None = None,
         port: int = 0,
         gone: Callable[[bytes], None] = lambda peer: None,
+        clients_of: Address | None = None,
     ) -> None:
         self.error: Exception | None = None
         self.dropped = 0
@@ -123,16 +125,19 @@ class Server(contextlib.AbstractContextManager["Server"]):
         # The check of keys (ZAP) is per context: a private one keeps the jobs of one driver apart.
         self._context = zmq.Context()
         try:
-            self.address = self._open(host, bind, port)
+            self.address = self._open(host, bind, port, clients_of)
         except BaseException:
             self._context.destroy(linger=0)
             raise
         self._thread = threading.Thread(target=self._serve, name="midstream-channel", daemon=True)
         self._thread.start()
 
-    def _open(self, host: str, bind: str | None, port: int) -> Address:
+    def _open(self, host: str, bind: str | None, port: int, clients_of: Address | None) -> Address:
         server_key, server_secret = zmq.curve_keypair()
-        client_public, client_secret = zmq.curve_keypair()
+        if clients_of is None:
+            client_public, client_secret = zmq.curve_keypair()
+        else:
+            client_public, client_secret = clients_of.client_public, clients_of.client_secret
         self._admitted = z85.decode(client_public)
         self._zap, self._router = self._context.socket(zmq.REP), self._context.socket(zmq.ROUTER)
         self._outlet, self._inlet = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
@@ -262,11 +267,19 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     Keep one per process and address: each costs two threads and a handshake. It serves one thread at a time; a thread
     that waits for unsolicited messages while another makes requests needs its own client. :meth:`request` waits
-    ``timeout`` seconds. Where a process has very many, they share a ``context``, which somebody else ends.
+    ``timeout`` seconds. Where a process has very many, they share a ``context``, which somebody else ends. The server
+    is taken to be gone when ``refusals`` attempts to connect, 100 ms apart, have found no listener. A client that is
+    ``wakeable`` has a :meth:`wake` for other threads.
     """
 
     def __init__(
-        self, address: Address, timeout: float = 10.0, *, context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self,
+        address: Address,
+        timeout: float = 10.0,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        refusals: int = _REFUSALS,
+        wakeable: bool = False,
     ) -> None:
         self.address = address
         self.timeout = timeout
@@ -275,7 +288,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._number = _UNASKED
         self._inbox: deque[ToTask] = deque()
         self._known = zmq.Event.CLOSED
-        self._refusals = 0
+        self._refusals, self._most_refusals = 0, refusals
         self._broken: zmq.Event | None = None  # how the connection broke, until an error has reported it
         self._linger = _LINGER
         self._owns_context = context is None
@@ -293,6 +306,14 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        self._receiving = zmq.Poller()
+        for each in (socket, self._monitor):
+            self._receiving.register(each, zmq.POLLIN)
+        self._alarm_lock = threading.Lock()
+        self._alarm = os.pipe() if wakeable else None
+        if self._alarm is not None:
+            os.set_blocking(self._alarm[1], False)
+            self._receiving.register(self._alarm[0], zmq.POLLIN)
         socket.connect(address.endpoint)
 
     def request(self, message: FromTask) -> ToTask:
@@ -318,7 +339,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
             self._socket.send(_pack(_UNASKED, message))
 
     def receive(self, timeout: float = 0.0) -> ToTask | None:
-        """Return the oldest unsolicited message, or ``None`` if none arrives within ``timeout`` seconds.
+        """Return the oldest unsolicited message, or ``None`` if none arrives within ``timeout`` seconds or :meth:`wake`
+        was called.
 
         Raises :class:`~midstream.errors.ChannelError`, once, if the connection is lost and nothing is left to read.
         """
@@ -326,11 +348,17 @@ class Client(contextlib.AbstractContextManager["Client"]):
             if self._inbox:
                 return self._inbox.popleft()
             deadline = time.monotonic() + timeout
-            while (arrived := self._next(deadline)) is not None:
+            while (arrived := self._next(deadline, self._receiving)) is not None:
                 number, message = arrived
                 if number == _UNASKED:
                     return message
             return None
+
+    def wake(self) -> None:
+        """Have :meth:`receive` return ``None`` at once, now or when it is called next. Any thread may call this."""
+        with self._alarm_lock, contextlib.suppress(BlockingIOError):  # it may be full of earlier calls
+            if self._alarm is not None:
+                os.write(self._alarm[1], b"!")
 
     def close(self) -> None:
         """Disconnect once all posted messages are sent. Harmless when repeated or in a forked child."""
@@ -338,6 +366,10 @@ class Client(contextlib.AbstractContextManager["Client"]):
             with self._lock:
                 self._monitor.close(linger=0)
                 self._socket.close(linger=self._linger)
+                with self._alarm_lock:
+                    for end in self._alarm or ():
+                        os.close(end)
+                    self._alarm = None
                 if self._owns_context:
                     self._context.term()
 
@@ -359,17 +391,21 @@ class Client(contextlib.AbstractContextManager["Client"]):
         finally:
             self._lock.release()
 
-    def _next(self, deadline: float) -> tuple[int, ToTask] | None:
+    def _next(self, deadline: float, poller: zmq.Poller | None = None) -> tuple[int, ToTask] | None:
         """Wait until the deadline for a packet; raise when the connection breaks first."""
         while True:
             left = max(0.0, deadline - time.monotonic())
-            if self._poller.poll(0 if self._broken else math.ceil(left * 1000)) or self._broken:
+            ready = dict((poller or self._poller).poll(0 if self._broken else math.ceil(left * 1000)))
+            if ready or self._broken:
                 # Events are noted before the socket is read: packets that arrived before the break are still delivered.
                 self._watch()
                 with contextlib.suppress(zmq.Again):
                     return _unpack(_to_task, self._socket.recv_multipart(zmq.NOBLOCK))
                 if self._broken:
                     raise self._error("the coordinator cannot be reached")
+                if self._alarm is not None and self._alarm[0] in ready:
+                    os.read(self._alarm[0], 4096)
+                    return None
             elif left == 0.0:
                 return None
 
@@ -383,7 +419,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             # The driver listens before it starts any task: if repeated attempts find no listener, it is gone.
             self._refusals = self._refusals + 1 if event is zmq.Event.CLOSED else 0
             if self._known in (zmq.Event.DISCONNECTED, zmq.Event.HANDSHAKE_FAILED_AUTH) or (
-                self._refusals >= _REFUSALS
+                self._refusals >= self._most_refusals
             ):
                 self._broken = self._known
 

@@ -34,9 +34,11 @@ from midstream.control.messages import (
     EpochOpened,
     EpochSealed,
     Event,
+    FromRelay,
     FromTask,
     FromWorker,
     GiveUpRun,
+    Handled,
     Instruction,
     JobEnding,
     OperationMessage,
@@ -46,7 +48,9 @@ from midstream.control.messages import (
     PrefetchWanted,
     Received,
     Refused,
+    RelayJoined,
     Release,
+    Said,
     Send,
     Stay,
     TaskFailed,
@@ -63,9 +67,10 @@ from midstream.control.operations.fast import Fast
 from midstream.control.operations.operation import Operation
 from midstream.control.operations.switching import Switching
 from midstream.control.prefetching import Prefetching
-from midstream.control.run_book import Attempts, RunBook
+from midstream.control.relayed import behind, relay_of
+from midstream.control.run_book import Attempts, Place, RunBook
 from midstream.engine.control_operations import ControlMode
-from midstream.engine.control_order import ControlOrder
+from midstream.engine.control_order import ControlOrder, ControlReport
 from midstream.errors import ProtocolError
 from midstream.ids import ExecutorId, StageIndex
 
@@ -115,9 +120,9 @@ class Coordinator:
         """Worker processes that hold functions open."""
         return frozenset(self._workers)
 
-    def worker_at(self, peer: bytes) -> WorkerId | None:
-        """The worker that listens there."""
-        return next((worker for worker, at in self._workers.items() if at == peer), None)
+    def workers_at(self, peer: bytes) -> list[tuple[WorkerId, bytes]]:
+        """The workers that listen there, or behind that relay, and where."""
+        return [(worker, at) for worker, at in self._workers.items() if at == peer or relay_of(at) == peer]
 
     @property
     def executors(self) -> frozenset[ExecutorId]:
@@ -209,11 +214,17 @@ class Coordinator:
             self._hear_of(message.worker, peer)
             # A worker that joins while the job ends has missed its release, and the driver waits for it to leave.
             more = [Send(peer, Release())] if self._ending else self._prefetching.heard_of(message.worker, peer)
-            return [Send(peer, Accepted()), *more]
+            return [Send(peer, Accepted()), *more, *self._tell_again(message.worker, peer)]
         if isinstance(message, WorkerReleased):
-            self._workers.pop(message.worker, None)
-            self._prefetching.left(message.worker)
+            # What a relay says of a worker that it has lost may come when that one has joined elsewhere.
+            if relay_of(peer) is None or self._workers.get(message.worker) == peer:
+                self._workers.pop(message.worker, None)
+                self._prefetching.left(message.worker)
             return []
+        if isinstance(message, RelayJoined):
+            return [Send(peer, Accepted())]
+        if isinstance(message, FromRelay):
+            return [instruction for said in message.said for instruction in self._from_relay(peer, said)]
         if isinstance(message, Prefetched):
             return [PrefetchNoted(message)]
         book = self._book
@@ -230,6 +241,8 @@ class Coordinator:
                 book.finish(message)
             case TaskFailed():
                 book.fail(message)
+            case Handled(task, report):
+                return self._handled([(task.stage, task.partition)], report)
             case _:
                 return self._to_operation(peer, message)
         instructions: list[Instruction] = [Send(peer, Accepted())]
@@ -238,6 +251,30 @@ class Coordinator:
         for operation in self._operations:
             instructions += operation.on_task_ended(message)
         return instructions
+
+    def _from_relay(self, peer: bytes, said: Said) -> list[Instruction]:
+        """What one worker behind a relay has said, or the same from several tasks, at little cost for each."""
+        book, message = self._book, said.message
+        if not said.tasks or not isinstance(message, Handled):
+            # The relay has answered what asks for an answer.
+            heard = self._from_task(behind(peer, said.worker), message)
+            return [each for each in heard if not (isinstance(each, Send) and isinstance(each.message, Accepted))]
+        if book is None or not book.is_of(message.task):
+            return []
+        return self._handled([(stage, partition) for stage, partition, _ in said.tasks], message.report)
+
+    def _handled(self, places: Sequence[Place], report: ControlReport) -> list[Instruction]:
+        for operation in self._operations:
+            if (instructions := operation.on_handled(places, report)) is not None:
+                return [*instructions]
+        return []
+
+    def _tell_again(self, worker: WorkerId, peer: bytes) -> list[Instruction]:
+        """What a worker's task may not have heard, because it died with the relay that the worker had joined."""
+        task = None if self._book is None else self._book.at_work.get(worker)
+        if task is None:
+            return []
+        return [told for operation in self._operations for told in operation.on_heard_again(task, peer)]
 
     def _hear_of(self, worker: WorkerId, peer: bytes) -> None:
         self._workers.pop(worker, None)
@@ -274,6 +311,8 @@ def _refusal(book: RunBook | None, task: TaskId) -> Refused:
 def line_of(event: Event) -> str:
     """An event in one line."""
     match event:
+        case Received(_, FromRelay(said)):
+            return f"FromRelay({len(said)} messages)"
         case Received(_, message):
             about = message.worker if isinstance(message, FromWorker) else message.task
             return f"{type(message).__name__}({about})"

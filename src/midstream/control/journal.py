@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from midstream.control.coordinator import Coordinator, line_of
-from midstream.control.messages import EpochOpened, Event, Handled, Received, TaskFinished
+from midstream.control.messages import EpochOpened, Event, FromRelay, Handled, Received, Said, TaskFinished
 from midstream.errors import CheckpointError
 from midstream.storage.documents import FORMAT, require_format
 from midstream.version import __version__
@@ -54,14 +54,26 @@ class Journal:
                 self._events.clear()
             case Received(peer, TaskFinished(samples=samples, controls=controls) as report) if samples or controls:
                 event = Received(peer, msgspec.structs.replace(report, samples={}, controls=()))
-            case Received(peer, Handled(task, report)):
-                event = Received(peer, Handled(task, msgspec.structs.replace(report, result=None)))
+            case Received(peer, Handled() as handled):
+                event = Received(peer, _without_result(handled))
+            case Received(peer, FromRelay(said)):
+                event = Received(peer, FromRelay(tuple(map(_said_without_result, said))))
         self._events.append(event)
 
     def to_bytes(self) -> bytes:
         """The journal as the content of a file."""
         events = msgspec.Raw(msgspec.msgpack.encode(self._events))
         return msgspec.msgpack.encode(_File(FORMAT, __version__, events))
+
+
+def _without_result(handled: Handled) -> Handled:
+    return Handled(handled.task, msgspec.structs.replace(handled.report, result=None))
+
+
+def _said_without_result(said: Said) -> Said:
+    if not isinstance(said.message, Handled):
+        return said
+    return msgspec.structs.replace(said, message=_without_result(said.message))
 
 
 def read(data: bytes) -> list[Event]:

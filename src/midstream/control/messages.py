@@ -176,7 +176,13 @@ class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
-    """A worker process has closed its functions."""
+    """A worker process has closed its functions, or a relay has found it gone."""
+
+    worker: WorkerId
+
+
+class RelayJoined(msgspec.Struct, frozen=True, tag=True):
+    """A worker process is about to hand messages on between the coordinator and the workers beside it."""
 
     worker: WorkerId
 
@@ -193,6 +199,27 @@ class Prefetched(msgspec.Struct, frozen=True, tag=True):
     seconds: float = 0.0
     error: str | None = None
     """Why it gave up, if it did. It is asked again with the next epoch."""
+
+
+TaskNumbers = tuple[StageIndex, PartitionId, int]
+"""What tells a task from others of its run: its stage, its partition, and the attempt."""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a worker behind a relay has said. ``worker`` is the relay's own number for it.
+
+    If several tasks have said the same, ``message`` is that of the first, and ``tasks`` names all of them.
+    """
+
+    worker: int
+    message: WorkerJoined | WorkerReleased | Prefetched | Reached | Exhausted | Handled
+    tasks: tuple[TaskNumbers, ...] = ()
+
+
+class FromRelay(msgspec.Struct, frozen=True, tag=True):
+    """What the workers behind a relay have said, each of them in this order."""
+
+    said: tuple[Said, ...]
 
 
 # ── coordinator → task ────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,13 +324,24 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-OperationMessage = SwitchRequested | Reached | Exhausted | Handled
+class ToWorkers(msgspec.Struct, frozen=True, tag=True):
+    """For a relay: tell these workers, each of which it knows by a number of its own.
+
+    If the message is for a task, ``tasks`` has the task of each worker, and ``message`` is that for the first.
+    """
+
+    message: Handle | Switch | Release | Prefetch
+    workers: tuple[int, ...]
+    tasks: tuple[TaskNumbers, ...] = ()
+
+
+OperationMessage = SwitchRequested | Reached | Exhausted
 """Messages from tasks to an operation. Those that are :data:`Posted` expect no answer."""
 Posted = Reached | Exhausted | Handled
-FromWorker = WorkerJoined | WorkerReleased | Prefetched
+FromWorker = WorkerJoined | WorkerReleased | Prefetched | RelayJoined
 """Messages of a process, in whatever run."""
-FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | FromWorker
-ToTask = TaskOrder | Handle | Switch | Stay | Accepted | Refused | Release | Prefetch
+FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | Handled | FromWorker | FromRelay
+ToTask = TaskOrder | Handle | Switch | Stay | Accepted | Refused | Release | Prefetch | ToWorkers
 
 
 # ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────

@@ -71,6 +71,8 @@ class RunBook:
     attempts: Attempts = field(default_factory=Attempts)
     workers: dict[TaskId, WorkerId] = field(default_factory=dict)
     """The worker of each attempt, if it can be notified of changes."""
+    at_work: dict[WorkerId, TaskId] = field(default_factory=dict)
+    """The attempt that each worker began last: it runs one after the other."""
     failures: list[TaskFailed] = field(default_factory=list)
     # Per place, the reports of all attempts that finished. The first one counts. Attempts are replays of one
     # another, so it hardly matters that Spark may have kept another one.
@@ -97,6 +99,7 @@ class RunBook:
         self.attempts.started.setdefault((task.stage, task.partition), set()).add(task)
         if worker is not None:
             self.workers[task] = worker
+            self.at_work[worker] = task
         return TaskOrder(
             revision=opened.revision,
             program=opened.programs[task.stage],

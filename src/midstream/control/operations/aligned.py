@@ -58,6 +58,14 @@ class Aligned:
         """Tasks say nothing before they report."""
         return None
 
+    def on_handled(self, places: Sequence[Place], report: ControlReport) -> list[Instruction] | None:
+        """That is of a fast one."""
+        return None
+
+    def on_heard_again(self, task: TaskId, peer: bytes) -> list[Instruction]:
+        """Tasks learn all there is to know when they start."""
+        return []
+
     def on_task_ended(self, report: TaskFinished | TaskFailed) -> list[Instruction]:
         """The first attempt that has finished counts, as it does for everything else."""
         place = (report.task.stage, report.task.partition)

@@ -10,7 +10,7 @@ answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -19,7 +19,6 @@ from midstream.control.messages import (
     ControlNoted,
     Event,
     Handle,
-    Handled,
     Instruction,
     OperationMessage,
     Send,
@@ -75,16 +74,33 @@ class Fast:
         return msgspec.structs.replace(assignment, controls=(*assignment.controls, self._order))
 
     def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
-        """A task has run the handlers."""
-        if not isinstance(message, Handled) or message.report.number != self._order.number:
+        """Tasks have nothing to ask."""
+        return None
+
+    def on_handled(self, places: Sequence[Place], report: ControlReport) -> list[Instruction] | None:
+        """Tasks have run the handlers."""
+        if report.number != self._order.number:
             return None
-        place = (message.task.stage, message.task.partition)
-        if self._is_over or place not in self._asked or self._is_done(place):
+        if self._is_over:
             return []
-        self._reports[place] = message.report
-        self._waiting.discard(place)
+        heard = [place for place in places if place in self._asked and not self._is_done(place)]
+        if not heard:
+            return []
+        self._reports.update(dict.fromkeys(heard, report))
+        self._waiting.difference_update(heard)
         self._is_open = False
         return self._ended()
+
+    def on_heard_again(self, task: TaskId, peer: bytes) -> list[Instruction]:
+        """Ask it again if it has not answered, or now if nobody else could be asked."""
+        place = (task.stage, task.partition)
+        if not (place in self._waiting or self._is_open) or self._is_over or self._is_done(place):
+            return []
+        if task in self._attempts.over:
+            return []
+        self._asked.add(place)
+        self._waiting.add(place)
+        return [Send(peer, Handle(task, self._order))]
 
     def on_task_ended(self, report: TaskFinished | TaskFailed) -> list[Instruction]:
         """A task that ends has nothing more to say."""

@@ -15,6 +15,8 @@ from midstream.control.messages import (
     TaskId,
     TaskOrder,
 )
+from midstream.control.run_book import Place
+from midstream.engine.control_order import ControlReport
 
 __all__ = ["Operation"]
 
@@ -52,6 +54,13 @@ class Operation(Protocol):
 
     def on_message(self, peer: bytes, message: OperationMessage) -> Sequence[Instruction] | None:
         """A task has sent a message; returns the answer and what follows, or None if another operation must answer."""
+
+    def on_handled(self, places: Sequence[Place], report: ControlReport) -> Sequence[Instruction] | None:
+        """Tasks of these places have run the handlers of a fast control operation, with equal results; returns what
+        follows, or None if it is another operation's."""
+
+    def on_heard_again(self, task: TaskId, peer: bytes) -> Sequence[Instruction]:
+        """The worker of a task that runs has joined again: what it was told before may have been lost on the way."""
 
     def on_task_ended(self, report: TaskFinished | TaskFailed) -> Sequence[Instruction]:
         """An attempt has finished or failed. The coordinator answers it."""

@@ -18,7 +18,7 @@ revision: when the first attempt of a stage starts, the stage before has finishe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -30,7 +30,6 @@ from midstream.control.messages import (
     Event,
     Exhausted,
     GiveUpRun,
-    Handled,
     Instruction,
     OperationMessage,
     Reached,
@@ -46,6 +45,7 @@ from midstream.control.messages import (
     TaskOrder,
 )
 from midstream.control.run_book import Attempts, Place
+from midstream.engine.control_order import ControlReport
 from midstream.ids import InputPosition, StageIndex
 
 __all__ = ["Switching"]
@@ -86,9 +86,10 @@ class Switching:
     def to_tell(self) -> list[tuple[TaskId, StageChange]]:
         """The running tasks to notify."""
         return [
-            (task, self.stage_change(stage))
+            (task, change)
             for stage, heads in self.begun.heads.items()
             if heads
+            for change in (self.stage_change(stage),)
             for place in self._attempts.places(stage)
             if place not in self._points
             for task in self._attempts.alive(place)
@@ -126,7 +127,7 @@ class Switching:
 
     def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
         """A task asks to switch, or reports its progress with the change."""
-        if isinstance(message, Handled) or message.revision != self.begun.revision:
+        if message.revision != self.begun.revision:
             return None
         task = message.task
         place = (task.stage, task.partition)
@@ -141,6 +142,17 @@ class Switching:
             case Exhausted():
                 self.exhaust(place)
                 return [self._noted(task, "has no rows left")]
+
+    def on_handled(self, places: Sequence[Place], report: ControlReport) -> list[Instruction] | None:
+        """That is of a control operation."""
+        return None
+
+    def on_heard_again(self, task: TaskId, peer: bytes) -> list[Instruction]:
+        """Tell it again, unless where it switches is known."""
+        place = (task.stage, task.partition)
+        if not self.begun.heads.get(task.stage) or place in self._points or task in self._attempts.over:
+            return []
+        return [Send(peer, Switch(task, self.stage_change(task.stage)))]
 
     def on_task_ended(self, report: TaskFinished | TaskFailed) -> list[Instruction]:
         """A failure under the new revision is caused by the change, so Spark need not retry the task."""

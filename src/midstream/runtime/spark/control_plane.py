@@ -20,6 +20,7 @@ from midstream.control.messages import (
     ToTask,
     WorkerReleased,
 )
+from midstream.control.relayed import by_relay
 from midstream.errors import ChannelError
 from midstream.ids import StageIndex
 
@@ -29,7 +30,9 @@ RELEASE_TIMEOUT_S = 3.0
 class ControlPlane:
     """One coordinator, one server, one lock: events come from the driver's callback and from the channel's thread."""
 
-    def __init__(self, host: str, *, bind: str | None = None, port: int = 0) -> None:
+    def __init__(self, host: str, *, bind: str | None = None, port: int = 0, relays: bool = False) -> None:
+        self.relays = relays
+        """Whether workers are to use relays."""
         self._coordinator = Coordinator()
         self._journal = Journal()
         self._lock = threading.Lock()
@@ -77,20 +80,18 @@ class ControlPlane:
         with self._lock:
             self._journal.append(event)
             instructions = self._coordinator.handle(event)
-        for instruction in instructions:
-            if isinstance(instruction, Send):
-                self._server.send(instruction.peer, instruction.message)
+        for peer, message in by_relay(each for each in instructions if isinstance(each, Send)):
+            self._server.send(peer, message)
         return [instruction for instruction in instructions if not isinstance(instruction, Send)]
 
     def _gone(self, peer: bytes) -> None:
-        """A message is for a peer that is gone. At its end a job does not wait for workers that Spark has ended before.
+        """A message is for a peer, perhaps a relay, that is gone. At its end a job does not wait for workers that Spark has ended before.
 
         Not earlier: a worker whose connection was lost may be connected again.
         """
         with self._changed:
-            worker = self._coordinator.worker_at(peer) if self._is_ending else None
-            if worker is not None:
-                event = Received(peer, WorkerReleased(worker))
+            for worker, at in self._coordinator.workers_at(peer) if self._is_ending else ():
+                event = Received(at, WorkerReleased(worker))
                 self._journal.append(event)
                 self._coordinator.handle(event)
                 self._changed.notify_all()
@@ -102,4 +103,4 @@ class ControlPlane:
             instructions = self._coordinator.handle(event)
             self._changed.notify_all()
         self._listener([each for each in instructions if not isinstance(each, Send)])
-        return [(send.peer, send.message) for send in instructions if isinstance(send, Send)]
+        return by_relay(each for each in instructions if isinstance(each, Send))

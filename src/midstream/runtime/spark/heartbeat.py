@@ -126,6 +126,7 @@ class Heartbeat:
             local_state,
             checkpoint.durable,
             checkpoint.identity.copies,
+            control.relays,
         )
         self._log = OffsetLog(checkpoint.spark_location)
         self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None

@@ -43,6 +43,11 @@ from midstream.state.local_folder import check_local_state
 
 AVAILABLE_NOW = "available-now"
 KEEP, DROP = "keep", "drop"
+RELAYS = "spark.midstream.relays"
+"""The setting of a session that says whether workers are told of changes through relays: auto, true or false."""
+AUTO = "auto"
+MANY_WORKERS = 256
+"""With so many, relays are used unless the session says otherwise."""
 
 _log = logging.getLogger("midstream")
 
@@ -253,12 +258,27 @@ def open_control_plane(spark: SparkSession) -> ControlPlane:
 
     On a cluster it listens where Spark's own driver does, and tasks are told what Spark tells its executors.
     """
-    if str(spark.sparkContext.master).startswith("local"):
-        return ControlPlane("127.0.0.1")
     conf = spark.sparkContext.getConf()
+    relays = wants_relays(str(conf.get(RELAYS, AUTO)), int(spark.sparkContext.defaultParallelism))
+    if str(spark.sparkContext.master).startswith("local"):
+        return ControlPlane("127.0.0.1", relays=relays)
     port = str(conf.get(PORT, "0"))
     if not (port.isdigit() and int(port) < 65_536):
         raise SetupError(f"{PORT}={port!r} must be the number of a TCP port, or 0 for any that is free")
     return ControlPlane(
-        str(conf.get("spark.driver.host", "127.0.0.1")), bind=conf.get("spark.driver.bindAddress"), port=int(port)
+        str(conf.get("spark.driver.host", "127.0.0.1")),
+        bind=conf.get("spark.driver.bindAddress"),
+        port=int(port),
+        relays=relays,
     )
+
+
+def wants_relays(setting: str, cores: int) -> bool:
+    """Whether a job's workers are to use relays, by the setting :data:`RELAYS` and the number of tasks at a time.
+
+    >>> wants_relays("auto", 16), wants_relays("auto", 1_024), wants_relays("true", 2)
+    (False, True, True)
+    """
+    if setting not in (AUTO, "true", "false"):
+        raise SetupError(f"{RELAYS}={setting!r} must be '{AUTO}', 'true' or 'false'")
+    return setting == "true" or (setting == AUTO and cores >= MANY_WORKERS)

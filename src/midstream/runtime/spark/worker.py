@@ -23,15 +23,15 @@ from midstream.control.channel import Address, Client
 from midstream.control.messages import (
     FromTask,
     Handle,
+    Handled,
     Prefetch,
     Refused,
-    Release,
     Switch,
     TaskFailed,
+    TaskFinished,
     TaskId,
     ToTask,
     WorkerId,
-    WorkerJoined,
     WorkerReleased,
 )
 from midstream.engine.clock import Clock, SystemClock
@@ -49,8 +49,10 @@ from midstream.runtime.attempt import run_attempt
 from midstream.runtime.handler_watch import HandlerWatch
 from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.prefetcher import Portion, Prefetcher
+from midstream.runtime.recent_answers import RecentAnswers
 from midstream.runtime.spark.executor_name import executor_of_this_process
 from midstream.runtime.spark.frozen_modules import Settled
+from midstream.runtime.spark.lifeline import Lifeline
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
@@ -59,7 +61,6 @@ from midstream.state.local_folder import own_local_folder
 from midstream.state.retirement import Retirement
 from midstream.storage.blobs import BlobStore
 
-LISTEN_S = 3600.0
 LOW_PRIORITY = 10
 """Niceness of the thread that loads ahead."""
 REST = 2.0
@@ -84,7 +85,8 @@ class Whereabouts:
 
     ``copies`` is the owner of the copies of state that workers keep: the job, on its present timeline.
     ``local_state`` is a folder on the worker's own disk for its copy of state; None leaves the choice to Spark.
-    ``durable``: before a task reports its files, they can survive a loss of power.
+    ``durable``: before a task reports its files, they can survive a loss of power. ``relays``: what workers are told of
+    changes goes through relays, see :mod:`midstream.runtime.spark.lifeline`.
     """
 
     address: Address
@@ -94,6 +96,7 @@ class Whereabouts:
     local_state: str | None = None
     durable: bool = True
     copies: str | None = None
+    relays: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,8 @@ class _Worker:
         self.resources = Resources(BlobStore(at.blobs))
         # Spark removes its own folder when the application ends, and with it our copy of the state.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
-        self.state = StateAccess(at.copies or at.job, at.state, own_local_folder(local, at.job), at.durable)
+        own = own_local_folder(local, at.job)
+        self.state = StateAccess(at.copies or at.job, at.state, own, at.durable)
         self.retirement = Retirement()
         self.known = KnownAssignments()
         self.clock: Clock = SystemClock()
@@ -211,6 +215,11 @@ class _Worker:
         self._at_work: tuple[TaskId, SwitchLock] | None = None
         self._told: Switch | None = None
         self._unhandled: list[Handle] = []
+        self._lifeline = Lifeline(at.address, self.name, PATIENCE_S, own if at.relays else None)
+        self._answers = RecentAnswers()
+        # Where there are relays, answers to control operations go through them, whichever thread gives them.
+        self._post = self._answer if at.relays else self._client.post
+        self._post_from_lifeline = self._answer if at.relays else self._lifeline.post
         self._listens = threading.Event()
         pa.array([0])  # pyarrow imports pandas at its first conversion: that must not happen inside the first slice
         # The listener thread must not wait long for a busy task to let it run.
@@ -222,6 +231,9 @@ class _Worker:
         if self._end is not None:  # also if the driver is there again: a function fails when it is closed under a task
             raise self._end
         try:
+            if isinstance(message, TaskFinished | TaskFailed):
+                for handled in self._answers.on_the_way(message.task, time.monotonic()):
+                    self._client.post(handled)
             answer = self._client.request(message)
         except ChannelError as error:
             end: Exception | None = self._end  # the other thread may have set it meanwhile
@@ -230,18 +242,25 @@ class _Worker:
             raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
         return answer
 
+    def _answer(self, message: FromTask) -> None:
+        if isinstance(message, Handled):
+            self._answers.keep(message, time.monotonic())
+            self._lifeline.post(message)
+        else:
+            self._client.post(message)
+
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
         """Within this block, the task is notified of changes."""
         self._prefetcher.task_begins(task.epoch)
-        lock = SwitchLock(work, self.ask, self._client.post, threading.Lock())
+        lock = SwitchLock(work, self.ask, self._post, threading.Lock())
         with self._guard:
             self._at_work = (task, lock)
             if self._told is not None and self._told.task == task:
-                lock.tell(self._told.change, self._client.post)
+                lock.tell(self._told.change, self._post)
             for told in self._unhandled:
                 if told.task == task:
-                    lock.handle(told.order, self._client.post)
+                    lock.handle(told.order, self._post)
             self._unhandled.clear()
         self._has_no_task.clear()
         try:
@@ -294,15 +313,14 @@ class _Worker:
 
         Spark ends idle Python workers with a signal that cannot be handled, so the job itself must report its end.
         """
-        with Client(address, timeout=PATIENCE_S) as lifeline:
+        lifeline = self._lifeline
+        with contextlib.closing(lifeline):
             try:
-                lifeline.request(WorkerJoined(self.name))
-                self._listens.set()
-                while not isinstance(message := lifeline.receive(timeout=LISTEN_S), Release):
+                for message in lifeline.messages(self._listens.set):
                     if isinstance(message, Switch):
                         self._make_ready(message, lifeline.post)
                     elif isinstance(message, Handle):
-                        self._handle(message, lifeline.post)
+                        self._handle(message, self._post_from_lifeline)
                     elif isinstance(message, Prefetch):
                         self._prefetcher.take(message)
                         self._start_background()
@@ -358,6 +376,9 @@ class _Worker:
 
     def _handle(self, told: Handle, post: Callable[[FromTask], None]) -> None:
         """Have a task run handlers of a control operation. One that has not begun to work will find the message."""
+        if (answer := self._answers.to(told)) is not None:  # it was lost with a relay
+            post(answer)
+            return
         with contextlib.suppress(Exception):  # first, because the task waits meanwhile; it will report this error
             loaded(told.order, self.resources)
         with self._guard:
