@@ -27,6 +27,7 @@ from midstream.control.messages import (
     FromTask,
     Handle,
     Handled,
+    Instruction,
     Received,
     Send,
     Stay,
@@ -76,7 +77,7 @@ class WorkerModel:
     inbox: deque[ToTask] = field(default_factory=deque)
     answers: RecentAnswers = field(default_factory=RecentAnswers)
     ran: Counter[int] = field(default_factory=Counter)
-    revision: Revision = Revision(1)
+    has_switched: bool = False
 
 
 class World:
@@ -108,7 +109,7 @@ class World:
         instructions = self.coordinator.handle(event)
         self.noted += [each for each in instructions if isinstance(each, ControlNoted)]
         self.in_effect |= any(isinstance(each, ChangeNoted) and each.in_effect for each in instructions)
-        answers = []
+        answers: list[ToTask] = []
         for peer, message in by_relay(each for each in instructions if isinstance(each, Send)):
             if isinstance(message, ToWorkers):
                 if (relay := self.relays.get(peer)) is not None:
@@ -194,12 +195,12 @@ class World:
                 answer = Handled(told.task, ControlReport(told.order.number, ("m",), b"%d" % self.random.randrange(2)))
                 worker.answers.keep(answer, self.now)
             self.say(worker, answer)
-        elif isinstance(told, Switch) and worker.revision != told.change.revision:
+        elif isinstance(told, Switch) and not worker.has_switched:
             [answered] = self.event(
                 Received(b"direct", SwitchRequested(told.task, told.change.revision, {Origin(-1): 5}))
             )
             assert isinstance(answered, Accepted | Stay)
-            worker.revision = told.change.revision
+            worker.has_switched = True
 
 
 def run(seed: int, coordinator: Coordinator) -> World:
@@ -253,7 +254,7 @@ def test_operations_over_relays_that_die_are_completed_and_nothing_is_done_twice
 class Forgetful(Coordinator):
     """Tells a worker that joins again nothing of what is in progress."""
 
-    def _tell_again(self, worker: WorkerId, peer: bytes) -> list[object]:
+    def _tell_again(self, worker: WorkerId, peer: bytes) -> list[Instruction]:
         return []
 
 

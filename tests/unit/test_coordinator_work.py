@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.control_scale import Begin, a_change, a_fast_operation, order_bytes, us_per_message
+from benchmarks.control_scale_alone import Begin, a_change, a_fast_operation, order_bytes, us_per_message
 
 FEW, MANY = 64, 2048
 

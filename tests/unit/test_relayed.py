@@ -166,14 +166,14 @@ def test_what_is_told_to_many_workers_behind_a_relay_is_one_packet():
     sends += [Send(b"direct", Handle(task(9), one)), *(Send(behind(b"b", each), Release()) for each in range(3))]
     packets = list(by_relay(sends))
     assert sorted(peer for peer, _ in packets) == [b"a", b"a", b"b", b"b", b"direct"]
-    found = defaultdict(list)
+    found: dict[bytes, list[ToTask]] = defaultdict(list)
     for peer, packet in packets:
         if isinstance(packet, ToWorkers):
             for number, message in unfold(packet):
                 found[behind(peer, number)].append(message)
         else:
             found[peer].append(packet)
-    expected = defaultdict(list)
+    expected: dict[bytes, list[ToTask]] = defaultdict(list)
     for send in sends:
         expected[send.peer].append(send.message)
     assert found == expected
@@ -187,7 +187,8 @@ def test_each_worker_gets_its_messages_in_order(sends_: list[tuple[bytes, int, i
     for relay, worker, what in sends_:
         message: ToTask = Release() if what == 3 else Handle(task(worker), orders[what])
         sends.append(Send(behind(relay, worker) if relay else b"%d" % worker, message))
-    found, expected = defaultdict(list), defaultdict(list)
+    found: dict[bytes, list[ToTask]] = defaultdict(list)
+    expected: dict[bytes, list[ToTask]] = defaultdict(list)
     for peer, packet in by_relay(sends):
         if isinstance(packet, ToWorkers):
             for number, message in unfold(packet):

@@ -48,7 +48,6 @@ from midstream.control.messages import (
     PrefetchWanted,
     Received,
     Refused,
-    RelayJoined,
     Release,
     Said,
     Send,
@@ -139,7 +138,7 @@ class Coordinator:
         self._story.append(line_of(event))
         match event:
             case Received(peer, message):
-                return self._from_task(peer, message)
+                return self._from_peer(peer, message)
             case EpochOpened():
                 if self._book is not None:
                     raise self._lost(event, f"{self._book} is still running")
@@ -209,7 +208,12 @@ class Coordinator:
 
     # ── messages of tasks ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _from_task(self, peer: bytes, message: FromTask) -> list[Instruction]:
+    def _from_peer(self, peer: bytes, message: FromTask) -> list[Instruction]:
+        if isinstance(message, FromRelay):
+            return [instruction for said in message.said for instruction in self._from_relay(peer, said)]
+        return self._from_worker(peer, message) if isinstance(message, FromWorker) else self._from_task(peer, message)
+
+    def _from_worker(self, peer: bytes, message: FromWorker) -> list[Instruction]:
         if isinstance(message, WorkerJoined):
             self._hear_of(message.worker, peer)
             # A worker that joins while the job ends has missed its release, and the driver waits for it to leave.
@@ -221,12 +225,11 @@ class Coordinator:
                 self._workers.pop(message.worker, None)
                 self._prefetching.left(message.worker)
             return []
-        if isinstance(message, RelayJoined):
-            return [Send(peer, Accepted())]
-        if isinstance(message, FromRelay):
-            return [instruction for said in message.said for instruction in self._from_relay(peer, said)]
-        if isinstance(message, Prefetched):
-            return [PrefetchNoted(message)]
+        return [PrefetchNoted(message)] if isinstance(message, Prefetched) else [Send(peer, Accepted())]
+
+    def _from_task(
+        self, peer: bytes, message: TaskStarted | TaskFinished | TaskFailed | OperationMessage | Handled
+    ) -> list[Instruction]:
         book = self._book
         if book is None or not book.is_of(message.task):  # messages are taken only from tasks of the run in progress
             return [] if isinstance(message, Posted) else [Send(peer, _refusal(book, message.task))]
@@ -256,8 +259,8 @@ class Coordinator:
         """What one worker behind a relay has said, or the same from several tasks, at little cost for each."""
         book, message = self._book, said.message
         if not said.tasks or not isinstance(message, Handled):
-            # The relay has answered what asks for an answer.
-            heard = self._from_task(behind(peer, said.worker), message)
+            # The relay has answered already what asks for an answer.
+            heard = self._from_peer(behind(peer, said.worker), message)
             return [each for each in heard if not (isinstance(each, Send) and isinstance(each.message, Accepted))]
         if book is None or not book.is_of(message.task):
             return []
@@ -311,9 +314,9 @@ def _refusal(book: RunBook | None, task: TaskId) -> Refused:
 def line_of(event: Event) -> str:
     """An event in one line."""
     match event:
-        case Received(_, FromRelay(said)):
-            return f"FromRelay({len(said)} messages)"
         case Received(_, message):
+            if isinstance(message, FromRelay):
+                return f"FromRelay({len(message.said)} messages)"
             about = message.worker if isinstance(message, FromWorker) else message.task
             return f"{type(message).__name__}({about})"
         case ControlBegun(order):

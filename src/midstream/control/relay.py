@@ -37,8 +37,8 @@ class Relay(contextlib.AbstractContextManager["Relay"]):
     """Hands on between the coordinator at ``upstream`` and the workers that connect to :attr:`address`, with the same
     keys of clients.
 
-    It ends when its connection to the coordinator breaks, or when it is closed; then it calls ``ended``. Workers notice
-    that, and join elsewhere: a relay does not know whether the coordinator is gone, or only cannot be reached from here.
+    It ends when its connection to the coordinator breaks, or when it is closed; then it calls ``ended``. Workers
+    notice that, and join elsewhere: a relay does not know whether the coordinator is gone, or it has only been slow.
 
     Raises :class:`ChannelError` if the coordinator does not answer, or if it cannot listen.
     """

@@ -85,7 +85,8 @@ class ControlPlane:
         return [instruction for instruction in instructions if not isinstance(instruction, Send)]
 
     def _gone(self, peer: bytes) -> None:
-        """A message is for a peer, perhaps a relay, that is gone. At its end a job does not wait for workers that Spark has ended before.
+        """A message is for a peer, perhaps a relay, that is gone. At its end a job does not wait for workers that Spark
+        has ended before.
 
         Not earlier: a worker whose connection was lost may be connected again.
         """
