@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import statistics
 import threading
@@ -194,7 +195,7 @@ def modelled_ms(driver_cpu_ms: float, relay_cpu_ms: float, hop: float) -> float:
 def _parts(count: int, processes: int) -> list[range]:
     """The numbers below ``count`` in about equal parts, none of them empty."""
     edges = [count * each // min(processes, count) for each in range(min(processes, count) + 1)]
-    return [range(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return [range(first, last) for first, last in itertools.pairwise(edges)]
 
 
 def _start(context: Any, work: Any, *args: Any) -> tuple[Any, Connection]:

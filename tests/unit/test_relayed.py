@@ -23,7 +23,7 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
-from midstream.control.relayed import HOLD_S, JointReports, Message, behind, by_relay, relay_of, unfold
+from midstream.control.relayed import HOLD_S, PAUSE_S, JointReports, Message, behind, by_relay, relay_of, unfold
 from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_order import ControlOrder, ControlReport
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
@@ -82,12 +82,25 @@ def test_no_answer_waits_for_a_slow_task():
     reports = JointReports()
     reports.told(told(0, 1))
     reports.heard(0, handled(0), now=5.0)
-    assert reports.take(5.0 + 0.9 * HOLD_S) is None
-    packet = reports.take(5.0 + HOLD_S)
+    assert reports.take(5.0 + 0.9 * PAUSE_S) is None
+    packet = reports.take(5.0 + PAUSE_S)
     assert packet is not None
     assert said_by(packet) == [(0, handled(0))]
     reports.heard(1, handled(1), now=9.0)
     assert reports.take(9.0) is not None, "it was the last"
+
+
+def test_answers_are_kept_while_others_come_but_not_for_long():
+    reports, now = JointReports(), 5.0
+    reports.told(told(*range(100)))
+    for partition in range(99):
+        reports.heard(partition, handled(partition), now)
+        if (packet := reports.take(now)) is not None:
+            break
+        now += 0.9 * PAUSE_S
+    assert packet is not None
+    assert HOLD_S <= now - 5.0 < HOLD_S + PAUSE_S
+    assert len(packet.said[0].tasks) > 5
 
 
 def test_what_is_no_answer_is_sent_at_once_with_all_that_was_said_before():
@@ -114,7 +127,7 @@ messages = st.tuples(
         st.builds(lambda number, result: ("handled", number, result), st.integers(1, 3), st.sampled_from([None, b"x"])),
         st.sampled_from([("exhausted", 0, None), ("released", 0, None)]),
     ),
-    st.floats(0, 2 * HOLD_S),
+    st.floats(0, 2 * PAUSE_S),
 )
 
 

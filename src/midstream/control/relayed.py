@@ -35,16 +35,16 @@ from midstream.control.messages import (
 from midstream.engine.control_order import ControlReport
 from midstream.ids import Epoch, Run
 
-__all__ = ["HOLD_S", "JointReports", "Message", "Told", "behind", "by_relay", "relay_of", "unfold"]
+__all__ = ["HOLD_S", "PAUSE_S", "JointReports", "Message", "Told", "behind", "by_relay", "relay_of", "unfold"]
 
 Told = Handle | Switch | Release | Prefetch
 """What workers are told through a relay: nothing that they have asked for."""
 Message = WorkerJoined | WorkerReleased | Prefetched | Reached | Exhausted | Handled
 """What workers say through a relay."""
 
-HOLD_S = 0.002
-"""How long a relay keeps an answer for others to join it. It is not kept at all once all tasks that were told have
-answered."""
+PAUSE_S, HOLD_S = 0.002, 0.010
+"""A relay keeps an answer until all tasks that were told have answered, or for so long no other has come, or so long at
+most. Tasks that compute answer between two slices, so within about 5 ms of each other."""
 
 MOST_AWAITED = 16
 """Operations whose answers a relay waits for; of older ones it does not know who has answered."""
@@ -142,7 +142,7 @@ class JointReports:
     >>> tasks = [TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(each), each) for each in range(2)]
     >>> for number, task in enumerate(tasks):
     ...     reports.heard(number, Handled(task, same), now=5.0)
-    >>> [(len(said.tasks), said.message.report.number) for said in reports.take(now=5.0 + HOLD_S).said]
+    >>> [(len(said.tasks), said.message.report.number) for said in reports.take(now=5.0 + PAUSE_S).said]
     [(2, 1)]
     """
 
@@ -153,6 +153,8 @@ class JointReports:
         self._last: dict[TaskNumbers, int] = {}
         """Where the newest message of a task is."""
         self._due: float | None = None
+        self._latest = 0.0
+        """When what is held must go, whatever comes."""
         self._awaited: dict[int, set[TaskNumbers]] = {}
         """By operation: the tasks that have been told and have not answered."""
 
@@ -175,14 +177,18 @@ class JointReports:
                 self._said.append((worker, message, {}))
             self._said[at][2][numbers] = None
             self._last[numbers] = at
-            due = now if self._is_last(message.report.number, numbers) else now + HOLD_S
+            due = now if self._is_last(message.report.number, numbers) else now + PAUSE_S
         else:
             if isinstance(message, Reached | Exhausted):
                 task = message.task
                 self._last[task.stage, task.partition, task.attempt] = len(self._said)
             self._said.append((worker, message, {}))
             due = now
-        self._due = due if self._due is None else min(self._due, due)
+        if self._due is None:
+            self._latest = now + HOLD_S
+        # What is due already stays so.
+        self._due = due if self._due is None or self._due > now else self._due
+        self._due = min(self._due, self._latest)
 
     def _is_last(self, operation: int, task: TaskNumbers) -> bool:
         """Whether all tasks that were told of an operation have answered, now that this one has."""

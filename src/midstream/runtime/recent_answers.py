@@ -16,7 +16,7 @@ MOST = 100
 """Most answers that are kept, the newest ones."""
 
 ON_THE_WAY_S = 0.05
-"""Older answers have arrived, or are asked for again when their loss is noticed; relays keep them for 2 ms."""
+"""Older answers have arrived, or are asked for again when their loss is noticed; relays keep them for 10 ms at most."""
 
 
 class RecentAnswers:

@@ -259,7 +259,7 @@ def open_control_plane(spark: SparkSession) -> ControlPlane:
     On a cluster it listens where Spark's own driver does, and tasks are told what Spark tells its executors.
     """
     conf = spark.sparkContext.getConf()
-    relays = wants_relays(str(conf.get(RELAYS, AUTO)), int(spark.sparkContext.defaultParallelism))
+    relays = wants_relays(str(spark.conf.get(RELAYS, AUTO)), int(spark.sparkContext.defaultParallelism))
     if str(spark.sparkContext.master).startswith("local"):
         return ControlPlane("127.0.0.1", relays=relays)
     port = str(conf.get(PORT, "0"))
