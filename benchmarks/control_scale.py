@@ -16,7 +16,6 @@ relay's, and four hops.
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +30,19 @@ SHOWN = ("fast_ms", "fast_cpu_ms", "change_ms", "change_cpu_ms")
 Found = dict[int, dict[str, float]]
 
 
-def measured(endpoints: int, way: str, rounds: int) -> dict[str, float] | None:
-    """The figures of a number of endpoints, the median of some rounds; None if this machine cannot hold so many."""
+def measured(endpoints: int, way: str) -> dict[str, float] | None:
+    """The figures of a number of endpoints; None if this machine cannot hold so many."""
     try:
-        several = [sockets(endpoints, through_relays=way == TREE) for _ in range(1 if endpoints > 1_000 else rounds)]
+        return sockets(endpoints, through_relays=way == TREE)
     except (TimeoutError, EOFError) as error:
         print(f"{endpoints:,} endpoints, {way}, could not be measured: {type(error).__name__}: {error}")
         return None
-    return {key: round(statistics.median(each[key] for each in several), 2) for key in several[0]}
 
 
 def main() -> None:
     """Measure, and print the figures; the last line is JSON."""
     options = arguments(__doc__ or "").parse_args()
     counts, ends = (TASKS[:3], ENDPOINTS[:4]) if options.quick else (TASKS, ENDPOINTS)
-    rounds = 1 if options.quick else 3
     alone = {
         name: {count: us_per_message(begin, count) for count in counts}
         for name, begin in (("change", a_change), ("fast", a_fast_operation))
@@ -55,7 +52,7 @@ def main() -> None:
     found: dict[str, Found] = {FLAT: {}, TREE: {}}
     for count in ends:
         for way in (FLAT, TREE):
-            if (way == FLAT or count > WORKERS_PER_RELAY) and (figures := measured(count, way, rounds)) is not None:
+            if (way == FLAT or count > WORKERS_PER_RELAY) and (figures := measured(count, way)) is not None:
                 found[way][count] = figures
     for each in found[TREE].values():
         each["modelled_ms"] = modelled_ms(each["fast_cpu_ms"], each["fast_relay_cpu_ms"], hop)

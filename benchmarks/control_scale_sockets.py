@@ -35,10 +35,12 @@ from midstream.engine.control_order import ControlReport
 from midstream.ids import Origin
 from midstream.runtime.spark.control_plane import ControlPlane
 
-PROCESSES, RELAY_PROCESSES = 8, 2
+PROCESSES, ENDPOINTS_EACH = 8, 128
+"""Most processes with endpoints, and how many one has before there is another."""
+RELAY_PROCESSES, RELAYS_EACH = 2, 16
 WORKERS_PER_RELAY = 32
 FAST_OPERATIONS = 5
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 SOCKETS_EACH = 8
 """Sockets of libzmq for an endpoint's two clients, with those that tell them of their connections."""
 ROUND_TRIPS = 2_000
@@ -124,11 +126,11 @@ def sockets(count: int, *, through_relays: bool) -> dict[str, float]:
     try:
         if through_relays:
             wanted = -(-count // WORKERS_PER_RELAY)
-            for part in _parts(wanted, RELAY_PROCESSES):
+            for part in _parts(wanted, RELAY_PROCESSES, RELAYS_EACH):
                 relaying.append(_start(context, relays, plane.address, len(part)))
             for process, here in relaying:
                 lifelines += _heard(process, here)
-        for mine in _parts(count, PROCESSES):
+        for mine in _parts(count, PROCESSES, ENDPOINTS_EACH):
             running.append(_start(context, endpoints, plane.address, lifelines, mine, count))
         _all_say(running, "ready")
         until = time.monotonic() + PATIENCE_S
@@ -192,10 +194,12 @@ def modelled_ms(driver_cpu_ms: float, relay_cpu_ms: float, hop: float) -> float:
     return round(driver_cpu_ms + relay_cpu_ms + 4 * hop, 2)
 
 
-def _parts(count: int, processes: int) -> list[range]:
-    """The numbers below ``count`` in about equal parts, none of them empty."""
-    edges = [count * each // min(processes, count) for each in range(min(processes, count) + 1)]
-    return [range(first, last) for first, last in itertools.pairwise(edges)]
+def _parts(count: int, most: int, each: int) -> list[range]:
+    """The numbers below ``count`` in about equal parts: one for every ``each``, and at most so many."""
+    parts = min(most, -(-count // each))
+    return [
+        range(first, last) for first, last in itertools.pairwise(count * part // parts for part in range(parts + 1))
+    ]
 
 
 def _start(context: Any, work: Any, *args: Any) -> tuple[Any, Connection]:

@@ -47,12 +47,14 @@ class Lifeline:
         self._client: Client | None = None
         self._outbox: deque[FromTask] = deque()
         self._guard = threading.Lock()
+        self._reader: int | None = None
 
     def messages(self, joined: Callable[[], None]) -> Iterator[ToTask]:
         """What the coordinator tells this worker, until the job ends. Calls ``joined`` when it listens.
 
         Raises :class:`ChannelError` when the driver is gone.
         """
+        self._reader = threading.get_ident()
         while True:
             client, is_direct = self._join()
             joined()
@@ -74,10 +76,14 @@ class Lifeline:
 
     def post(self, message: FromTask) -> None:
         """Send a message that needs no answer. It is lost if a relay is."""
-        self._outbox.append(message)
         with self._guard:
-            if self._client is not None:
-                self._client.wake()
+            client = self._client
+        if client is not None and threading.get_ident() == self._reader:
+            client.post(message)
+            return
+        self._outbox.append(message)
+        if client is not None:
+            client.wake()
 
     def close(self) -> None:
         """Send what was posted, and disconnect. Only by the thread that has read the messages.
