@@ -197,9 +197,8 @@ def modelled_ms(driver_cpu_ms: float, relay_cpu_ms: float, hop: float) -> float:
 def _parts(count: int, most: int, each: int) -> list[range]:
     """The numbers below ``count`` in about equal parts: one for every ``each``, and at most so many."""
     parts = min(most, -(-count // each))
-    return [
-        range(first, last) for first, last in itertools.pairwise(count * part // parts for part in range(parts + 1))
-    ]
+    edges = [count * part // parts for part in range(parts + 1)]
+    return [range(first, last) for first, last in itertools.pairwise(edges)]
 
 
 def _start(context: Any, work: Any, *args: Any) -> tuple[Any, Connection]:

@@ -1,7 +1,8 @@
 """Every message between coordinator and task, and every event and instruction of the coordinator.
 
 All are frozen msgspec structs. Those that cross the channel or are kept in a journal are tagged with their name, so
-that one decoder reads them all.
+that one decoder reads them all. Those that come in thousands are no business of Python's garbage collector
+(``gc=False``): they hold what was decoded or is frozen, so they are never part of a cycle.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Places = dict[StageIndex, dict[PartitionId, ExecutorId]]
 """By stage and partition: the executor that ran it."""
 
 
-class TaskId(msgspec.Struct, frozen=True, order=True):
+class TaskId(msgspec.Struct, frozen=True, order=True, gc=False):
     """One attempt of one partition of one stage in one run of an epoch.
 
     ``attempt`` is Spark's task attempt id, unique within the application: a retried, speculative or recomputed task
@@ -51,7 +52,7 @@ class TaskId(msgspec.Struct, frozen=True, order=True):
 # ── task → coordinator ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class WorkerId(msgspec.Struct, frozen=True, order=True):
+class WorkerId(msgspec.Struct, frozen=True, order=True, gc=False):
     """A Python worker process, and the executor that it belongs to: several of them may share a host."""
 
     host: str
@@ -62,7 +63,7 @@ class WorkerId(msgspec.Struct, frozen=True, order=True):
         return f"{self.host}/{self.pid}"
 
 
-class TaskStarted(msgspec.Struct, frozen=True, tag=True):
+class TaskStarted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A task asks what to run. ``worker`` is the process to notify of changes, ``assignments`` names those that this
     process knows already."""
 
@@ -71,7 +72,7 @@ class TaskStarted(msgspec.Struct, frozen=True, tag=True):
     assignments: Digest = Digest("")
 
 
-class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
+class SwitchRequested(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A task asks to switch to a revision at this position, before it has emitted any row under it."""
 
     task: TaskId
@@ -79,7 +80,7 @@ class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
     position: InputPosition
 
 
-class Reached(msgspec.Struct, frozen=True, tag=True):
+class Reached(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Rows of a revision have reached these operators in a task. Posted: there is no answer."""
 
     task: TaskId
@@ -87,7 +88,7 @@ class Reached(msgspec.Struct, frozen=True, tag=True):
     operators: tuple[str, ...]
 
 
-class Exhausted(msgspec.Struct, frozen=True, tag=True):
+class Exhausted(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A task that was to switch has taken all of its input and calls no more functions: it only has to write its
     state. Posted, as :class:`Reached` is."""
 
@@ -162,14 +163,14 @@ class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     """The number of the control operation whose handler failed, if one did."""
 
 
-class Handled(msgspec.Struct, frozen=True, tag=True):
+class Handled(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A task has run the handlers of a fast control operation. Posted: there is no answer."""
 
     task: TaskId
     report: ControlReport
 
 
-class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
+class WorkerJoined(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A worker process has begun to listen for changes, and for the end of the job, when it closes its functions."""
 
     worker: WorkerId
@@ -205,7 +206,7 @@ TaskNumbers = tuple[StageIndex, PartitionId, int]
 """What tells a task from others of its run: its stage, its partition, and the attempt."""
 
 
-class Said(msgspec.Struct, frozen=True):
+class Said(msgspec.Struct, frozen=True, gc=False):
     """What a worker behind a relay has said. ``worker`` is the relay's own number for it.
 
     If several tasks have said the same, ``message`` is that of the first, and ``tasks`` names all of them.
@@ -216,7 +217,7 @@ class Said(msgspec.Struct, frozen=True):
     tasks: tuple[TaskNumbers, ...] = ()
 
 
-class FromRelay(msgspec.Struct, frozen=True, tag=True):
+class FromRelay(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What the workers behind a relay have said, each of them in this order."""
 
     said: tuple[Said, ...]
@@ -232,7 +233,7 @@ class AuditOrder(msgspec.Struct, frozen=True):
     location: str
 
 
-class StageChange(msgspec.Struct, frozen=True):
+class StageChange(msgspec.Struct, frozen=True, gc=False):
     """What the tasks of a stage must know about a change that takes effect within an epoch.
 
     ``program`` is the stage's program under the new revision. Chunks that pass one of ``heads`` after it has switched
@@ -278,14 +279,14 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     senders: int = 0
 
 
-class Handle(msgspec.Struct, frozen=True, tag=True):
+class Handle(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A running task must run the handlers of a fast control operation as soon as it can."""
 
     task: TaskId
     order: ControlOrder
 
 
-class Switch(msgspec.Struct, frozen=True, tag=True):
+class Switch(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The fast control message: a running task must switch as soon as it can, and report where it did."""
 
     task: TaskId
@@ -324,7 +325,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-class ToWorkers(msgspec.Struct, frozen=True, tag=True):
+class ToWorkers(msgspec.Struct, frozen=True, tag=True, gc=False):
     """For a relay: tell these workers, each of which it knows by a number of its own.
 
     If the message is for a task, ``tasks`` has the task of each worker, and ``message`` is that for the first.
@@ -440,7 +441,7 @@ class JobEnding(msgspec.Struct, frozen=True, tag=True):
     """No more epochs will be opened; workers must close their functions."""
 
 
-class Received(msgspec.Struct, frozen=True, tag=True):
+class Received(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A message arrived from a peer of the channel."""
 
     peer: bytes
@@ -461,7 +462,7 @@ class SwitchPoint(msgspec.Struct, frozen=True):
     position: InputPosition | None
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Send a message to a peer."""
 
     peer: bytes
@@ -510,7 +511,7 @@ class Reject(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ChangeNoted(msgspec.Struct, frozen=True):
+class ChangeNoted(msgspec.Struct, frozen=True, gc=False):
     """Something happened to the change in progress, in one task or (``task`` is None) in the whole run.
 
     ``in_effect`` means that from now on no row of this epoch meets the old version of an updated operator.

@@ -10,7 +10,7 @@ from midstream.ids import Digest, StageIndex
 __all__ = ["ControlOrder", "ControlReport"]
 
 
-class ControlOrder(msgspec.Struct, frozen=True):
+class ControlOrder(msgspec.Struct, frozen=True, gc=False):
     """A control operation, for the tasks of a run.
 
     ``program`` is the blob with the operation and its configurations, so that orders are small whatever these are.
@@ -30,7 +30,7 @@ class ControlOrder(msgspec.Struct, frozen=True):
     result_limit: int = 256 * 1024
 
 
-class ControlReport(msgspec.Struct, frozen=True):
+class ControlReport(msgspec.Struct, frozen=True, gc=False):
     """The pickled result of a control operation in one task, or why it failed.
 
     ``operators`` completed, in this order.
