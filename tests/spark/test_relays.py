@@ -74,7 +74,7 @@ def test_a_relay_that_is_killed_in_the_middle_of_changes_loses_and_doubles_nothi
     with_relays: Any, tmp_path: Path
 ) -> None:
     out = MemorySink()
-    killed = set()
+    killed: set[int] = set()
     with job_of(with_relays, tmp_path, out) as job:
         assert job.await_epoch(1, WAIT_S)
         while len(killed) < KILLS:
