@@ -5,7 +5,9 @@ control operation, from tasks that exist only as their messages. *Orders*: the b
 are sent when they start, beside what they would be if each got the lineage of the whole stage. *Sockets*: the real
 channel and the real control plane; endpoints in a few processes, with encrypted connections. Fast operations, and one
 change, go to all of them: straight from the driver to each (*flat*), and through one relay for every 32 (*tree*).
-With relays an endpoint's requests still have a connection of their own to the driver, as those of workers.
+With relays an endpoint's requests still have a connection of their own to the driver, as those of workers. Last, the
+driver *alone with relays*: their connections are real, and the workers behind them are only their messages, so that
+many fit on this machine.
 
 All endpoints share the cores of this machine with the driver, so the time until an operation is complete says little
 about a cluster. What decides there is modelled from costs that are measured in the run: the driver's CPU time, a
@@ -25,7 +27,7 @@ from benchmarks.report import arguments, closing_line, table
 
 TASKS = (64, 256, 1_024, 4_096, 8_192)
 ENDPOINTS = (1, 8, 64, 512, 2_048, 8_192)
-FLAT, TREE = "flat", "tree"
+FLAT, TREE, RELAYS = "flat", "tree", "relays"
 SHOWN = ("fast_ms", "fast_cpu_ms", "change_ms", "change_cpu_ms")
 Found = dict[int, dict[str, float]]
 
@@ -33,7 +35,7 @@ Found = dict[int, dict[str, float]]
 def measured(endpoints: int, way: str) -> dict[str, float] | None:
     """The figures of a number of endpoints; None if this machine cannot hold so many."""
     try:
-        return sockets(endpoints, through_relays=way == TREE)
+        return sockets(endpoints, through_relays=way != FLAT, with_workers=way != RELAYS)
     except (TimeoutError, EOFError) as error:
         print(f"{endpoints:,} endpoints, {way}, could not be measured: {type(error).__name__}: {error}")
         return None
@@ -49,13 +51,14 @@ def main() -> None:
     }
     sizes = {count: order_bytes(count) for count in counts}
     hop = hop_ms()
-    found: dict[str, Found] = {FLAT: {}, TREE: {}}
+    found: dict[str, Found] = {FLAT: {}, TREE: {}, RELAYS: {}}
     for count in ends:
-        for way in (FLAT, TREE):
+        for way in (RELAYS, FLAT, TREE):
             if (way == FLAT or count > WORKERS_PER_RELAY) and (figures := measured(count, way)) is not None:
                 found[way][count] = figures
-    for each in found[TREE].values():
-        each["modelled_ms"] = modelled_ms(each["fast_cpu_ms"], each["fast_relay_cpu_ms"], hop)
+    relay_cpu = max((each["fast_relay_cpu_ms"] for each in found[TREE].values()), default=0.0)
+    for each in found[RELAYS].values():
+        each["modelled_ms"] = modelled_ms(each["fast_cpu_ms"], relay_cpu, hop)
     table(
         "The coordinator alone: CPU time of a message, and bytes of an order",
         ("tasks", "change", "fast operation", "an order", "with the whole lineage"),
@@ -70,7 +73,12 @@ def main() -> None:
             for count in counts
         ],
     )
-    for way, through in ((FLAT, "straight to each"), (TREE, f"through relays for {WORKERS_PER_RELAY} each")):
+    relayed = f"through relays for {WORKERS_PER_RELAY} each"
+    for way, through in (
+        (FLAT, "straight to each"),
+        (TREE, relayed),
+        (RELAYS, f"{relayed}, the driver alone with them"),
+    ):
         table(
             f"The channel, {through}: until all tasks are done, and the driver's CPU time",
             ("endpoints", "fast operation", "CPU", "change", "CPU", "a relay's CPU", "modelled"),
@@ -96,13 +104,19 @@ def main() -> None:
 
 
 def largest(found: dict[str, Found], endpoints: int) -> dict[str, float | None]:
-    """The figures that are asked for: those of the largest tree, and beside them those without relays."""
-    tree, flat = (found[way].get(endpoints, {}) for way in (TREE, FLAT))
-    names = {"fast_ms": "completion", "fast_cpu_ms": "driver_cpu", "change_ms": "change", "change_cpu_ms": "change_cpu"}
+    """The figures that are asked for: the driver's with relays, and until complete with all endpoints, if they came
+    up; beside them those without relays."""
+    relays, tree, flat = (found[way].get(endpoints, {}) for way in (RELAYS, TREE, FLAT))
     return {
-        f"modelled_{endpoints}_ms": tree.get("modelled_ms"),
-        **{f"{name}_{endpoints}_ms": tree.get(key) for key, name in names.items()},
-        **{f"{name}_{endpoints}_flat_ms": flat.get(key) for key, name in names.items()},
+        f"driver_cpu_{endpoints}_ms": relays.get("fast_cpu_ms"),
+        f"modelled_{endpoints}_ms": relays.get("modelled_ms"),
+        f"completion_{endpoints}_ms": tree.get("fast_ms"),
+        f"completion_{endpoints}_relays_ms": relays.get("fast_ms"),
+        f"completion_{endpoints}_flat_ms": flat.get("fast_ms"),
+        f"driver_cpu_{endpoints}_flat_ms": flat.get("fast_cpu_ms"),
+        f"change_{endpoints}_ms": tree.get("change_ms"),
+        f"change_cpu_{endpoints}_ms": relays.get("change_cpu_ms"),
+        f"change_cpu_{endpoints}_flat_ms": flat.get("change_cpu_ms"),
     }
 
 
@@ -125,7 +139,8 @@ def _plot(path: Path, alone: dict[str, dict[int, float]], found: dict[str, Found
     lines = (
         (middle, FLAT, "fast_cpu_ms", "straight to each: driver's CPU"),
         (middle, TREE, "fast_cpu_ms", "through relays: driver's CPU"),
-        (middle, TREE, "modelled_ms", "through relays: modelled"),
+        (middle, RELAYS, "fast_cpu_ms", "alone with relays: driver's CPU"),
+        (middle, RELAYS, "modelled_ms", "alone with relays: modelled"),
         (right, FLAT, "fast_ms", "fast operation, straight to each"),
         (right, TREE, "fast_ms", "fast operation, through relays"),
         (right, FLAT, "change_ms", "change, straight to each"),
