@@ -23,8 +23,11 @@ from midstream.control.messages import (
     ControlBegun,
     ControlNoted,
     EpochOpened,
+    FromTask,
+    Handle,
     Handled,
     Instruction,
+    TaskFinished,
     TaskId,
     TaskOrder,
     TaskStarted,
@@ -42,6 +45,7 @@ from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Revision, Run,
 from midstream.runtime.spark import control_plane
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.lifeline import Lifeline
+from midstream.runtime.spark.worker import Whereabouts, _Worker
 
 LONG = 60.0  # seconds; only a failing test waits this long
 
@@ -71,6 +75,10 @@ sys.stdin.read()  # Spark keeps the process
 """
 
 
+def order_of(number: int) -> ControlOrder:
+    return ControlOrder(number, "Look", ControlMode.FAST, Digest("ab"), ("m",), (StageIndex(0),), "")
+
+
 class Driver:
     """A control plane with a run, and what it tells the driver."""
 
@@ -88,9 +96,8 @@ class Driver:
                 self._done.set()
 
     def ask(self, number: int = 1) -> None:
-        order = ControlOrder(number, "Look", ControlMode.FAST, Digest("ab"), ("m",), (StageIndex(0),), "")
         self._done.clear()
-        self.hear(self.plane.tell(ControlBegun(order)))
+        self.hear(self.plane.tell(ControlBegun(order_of(number))))
 
     def wait(self) -> ControlNoted:
         assert self._done.wait(LONG), "the operation is not complete"
@@ -234,6 +241,28 @@ def test_the_end_of_a_job_reaches_all_workers_and_comes_back(
     relay._thread.join(LONG)
     assert not relay._thread.is_alive(), "it ends with the job"
     assert not driver.plane._coordinator.workers
+
+
+def test_an_answer_arrives_before_the_end_of_its_task_and_is_given_again_when_it_is_asked_for_again(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+    folder = str(tmp_path)
+    worker = _Worker(Whereabouts(driver.plane.address, "job", folder, folder, str(tmp_path / "own"), relays=True))
+    with driver.plane._changed:  # the relay hands on that it has joined
+        assert driver.plane._changed.wait_for(lambda: driver.plane._coordinator.workers, LONG)
+    worker.ask(TaskStarted(task_of(0), worker.name))
+    driver.ask()
+    answer = Handled(task_of(0), ControlReport(1, ("m",)))
+    worker._post(answer)
+    worker.ask(TaskFinished(task_of(0), (), {}, {}, {}))
+    assert (len(driver.wait().reports), driver.noted[0].missed) == (1, 0)
+    story = [line.partition("(")[0] for line in driver.plane._coordinator.story]
+    assert story.index("Handled") < story.index("TaskFinished"), "straight to the driver, not only through the relay"
+    again: list[FromTask] = []
+    worker._handle(Handle(task_of(0), order_of(1)), again.append)
+    assert again == [answer]
+    driver.plane.close()
 
 
 def test_where_there_can_be_no_relay_the_driver_tells_workers_itself(
