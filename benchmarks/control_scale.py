@@ -77,7 +77,7 @@ def main() -> None:
     for way, through in (
         (FLAT, "straight to each"),
         (TREE, relayed),
-        (RELAYS, f"{relayed}, the driver alone with them"),
+        (RELAYS, f"{relayed}, without workers"),
     ):
         table(
             f"The channel, {through}: until all tasks are done, and the driver's CPU time",
