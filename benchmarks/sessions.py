@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.company import company
 from midstream import Flow, local_session
@@ -71,14 +72,24 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
     )
 
 
-def query_durations(rows: DataFrame, epochs: int, mode: str = "append", warm_up_s: int = 0) -> list[float]:
+def query_durations(
+    rows: DataFrame, epochs: int, mode: str = "append", warm_up_s: int = 0, parted_by: Sequence[str] = ()
+) -> list[float]:
     """Epochs of a plain Spark query to the noop sink that had rows, timed by Spark.
 
-    ``warm_up_s``: seconds that it runs before the epochs that count.
+    ``warm_up_s``: seconds that it runs before the epochs that count. ``parted_by``: it writes Parquet files instead,
+    parted by these columns.
     """
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
-        writer = rows.writeStream.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
-        return _durations(writer.start(), epochs, warm_up_s)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return _durations(plain_writer(rows, folder, mode, parted_by).start(), epochs, warm_up_s)
+
+
+def plain_writer(rows: DataFrame, folder: str, mode: str, parted_by: Sequence[str]) -> DataStreamWriter:
+    """What :func:`query_durations` starts."""
+    writer = rows.writeStream.outputMode(mode).option("checkpointLocation", f"{folder}/checkpoint")
+    if not parted_by:
+        return writer.format("noop")
+    return writer.format("parquet").partitionBy(*parted_by).option("path", f"{folder}/files")
 
 
 def floor_durations(rows: DataFrame, epochs: int, warm_up_s: int = 0) -> list[float]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from benchmarks.workloads import nexmark
 from benchmarks.workloads.nexmark.second_opinion import SQL, answer
-from midstream import GeneratorSource, ListSource, MemorySink
+from midstream import FileSink, GeneratorSource, ListSource, MemorySink
 from midstream.data.schema import to_ddl
 from midstream.testing import Faults, run_local
 from tests.oracle import multiset
@@ -55,3 +57,11 @@ def test_a_query_gives_what_duckdb_gives(query: str) -> None:
     expected = answer(query, *TABLES)
     assert expected, "the events say something about it"
     assert plain(out.rows, query) == plain(expected, query)
+
+
+def test_q10_parts_its_files_by_day_and_minute(tmp_path: Path) -> None:
+    columns = nexmark.PARTED_BY["q10"]
+    run_local(nexmark.flow("q10", recorded(2), FileSink(tmp_path / "bids", partition_by=columns)), seed=3)
+    parts = ds.partitioning(pa.schema([(name, pa.string()) for name in columns]), flavor="hive")
+    files = ds.dataset(tmp_path / "bids", partitioning=parts, exclude_invalid_files=True)
+    assert plain(files.to_table().drop_columns(["epoch"]).to_pylist(), "q10") == plain(answer("q10", *TABLES), "q10")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from benchmarks.workloads.nexmark import more_queries, queries
 from benchmarks.workloads.nexmark.generator import Streams
+from benchmarks.workloads.nexmark.more_queries import PARTED_BY
 from midstream import Flow
 from midstream.flow.sinks import SinkTarget
 
-__all__ = ["QUERIES", "UPDATES", "flow"]
+__all__ = ["PARTED_BY", "QUERIES", "UPDATES", "flow"]
 
 QUERIES = queries.QUERIES | more_queries.MORE_QUERIES
 UPDATES = queries.UPDATES | more_queries.MORE_UPDATES

@@ -1,14 +1,15 @@
-"""NEXMark's later queries as flows, as far as operators express them: q9, q11, q13, q14, q17 to q22.
+"""NEXMark's later queries as flows: all of q9 to q22 but q12.
 
-Left out are q10, whose result is a folder (a ``FileSink`` with ``partition_by``); q12, whose windows are of the clock
-and so give other rows in each run; q15 and q16, which count distinct values exactly, for which there is no aggregation.
-What texts hold differs from the public benchmark, so q14, q21 and q22 look for other things in them.
+q12 counts bids in windows of the clock at which they are worked on. Operators know only the time that events carry, and
+a task that ran again would give other rows. What texts hold differs from the public benchmark, so q14, q21 and q22 look
+for other things in them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +18,16 @@ from benchmarks.workloads.nexmark.generator import Streams
 from benchmarks.workloads.nexmark.queries import auctions_of, bids_of, sales_of
 from midstream import Flow, State, Stream, agg, sessions
 
-__all__ = ["MORE_QUERIES", "MORE_UPDATES", "TopBids", "count_letter", "url_parts"]
+__all__ = [
+    "MORE_QUERIES",
+    "MORE_UPDATES",
+    "PARTED_BY",
+    "Distinct",
+    "TopBids",
+    "count_letter",
+    "minutes_of",
+    "url_parts",
+]
 
 Row = dict[str, Any]
 
@@ -28,9 +38,21 @@ RANKED = {
 }
 
 
+RANKED_IDS = {
+    f"{rank}_{who}": condition.replace("THEN 1 END", f"THEN {column} END")
+    for rank, condition in RANKED.items()
+    for who, column in (("bidders", "bidder"), ("auctions", "auction"))
+}
+
+
 def q9(flow: Flow, streams: Streams) -> Stream:
     """Winning bids: of each auction that has closed, the highest bid."""
     return sales_of(flow, streams)
+
+
+def q10(flow: Flow, streams: Streams) -> Stream:
+    """Log to files: bids with the day and the minute by which a ``FileSink`` parts them (:data:`PARTED_BY`)."""
+    return bids_of(flow, streams).map_batches("minutes", minutes_of, adds="day string, minute string")
 
 
 def q11(flow: Flow, streams: Streams) -> Stream:
@@ -60,6 +82,20 @@ def q14(flow: Flow, streams: Streams) -> Stream:
         "event_time",
         "letters",
     )
+
+
+def q15(flow: Flow, streams: Streams) -> Stream:
+    """Bidding statistics: of each day, how many bids, bidders and auctions, in all and in each range of prices."""
+    bids = bids_of(flow, streams).with_columns("ranges", day="date_trunc('DAY', event_time)", **RANKED, **RANKED_IDS)
+    return bids.key_by("by_day", "day").aggregate("statistics", **_counts())
+
+
+def q16(flow: Flow, streams: Streams) -> Stream:
+    """Channel statistics: the same of each channel and day, with the last minute of the day that had a bid."""
+    bids = bids_of(flow, streams).with_columns("ranges", date="date_trunc('DAY', event_time)", **RANKED, **RANKED_IDS)
+    timed = bids.map_batches("minutes", minutes_of, adds="day string, minute string")
+    by_channel = timed.key_by("by_channel", "channel", "date")
+    return by_channel.aggregate("statistics", minute=agg.max("minute"), **_counts())
 
 
 def q17(flow: Flow, streams: Streams) -> Stream:
@@ -119,9 +155,17 @@ def q22(flow: Flow, streams: Streams) -> Stream:
     return bids.select("pick", "auction", "bidder", "price", "channel", "host", "kind", "item")
 
 
-MORE_QUERIES = {query.__name__: query for query in (q9, q11, q13, q14, q17, q18, q19, q20, q21, q22)}
-MORE_UPDATES = {"q17": ("auction", "day"), "q18": ("bidder", "auction"), "q19": ("auction", "rank")}
+MORE_QUERIES = {query.__name__: query for query in (q9, q10, q11, q13, q14, q15, q16, q17, q18, q19, q20, q21, q22)}
+MORE_UPDATES = {
+    "q15": ("day",),
+    "q16": ("channel", "date"),
+    "q17": ("auction", "day"),
+    "q18": ("bidder", "auction"),
+    "q19": ("auction", "rank"),
+}
 """Queries that give updates, and the columns that say of what."""
+PARTED_BY = {"q10": ("day", "minute")}
+"""Queries whose result is a folder of files, and the columns that part them."""
 
 
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,6 +175,14 @@ def side_input() -> pa.Table:
     """What q13 looks up."""
     keys = list(range(terms.SIDE_ROWS))
     return pa.table({"key": pa.array(keys, pa.int64()), "value": [f"side {key}" for key in keys]})
+
+
+def minutes_of(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """The day and the minute of each bid, as texts; each minute is written once."""
+    minutes = pc.floor_temporal(bids["event_time"], unit="minute").dictionary_encode()
+    for name, form in (("day", "%Y-%m-%d"), ("minute", "%H:%M")):
+        bids = bids.append_column(name, pc.strftime(minutes.dictionary, form).take(minutes.indices))
+    return bids
 
 
 def count_letter(bids: pa.RecordBatch) -> pa.RecordBatch:
@@ -144,6 +196,28 @@ def url_parts(bids: pa.RecordBatch) -> pa.RecordBatch:
     for name, place in (("host", 2), ("kind", 3), ("item", 4)):
         bids = bids.append_column(name, pc.list_element(parts, place))
     return bids
+
+
+class Distinct:
+    """Counts distinct whole numbers exactly. A total is these numbers, in order, as bytes."""
+
+    def zero(self) -> bytes:
+        """No number."""
+        return b""
+
+    def add(self, total: bytes, rows: pa.RecordBatch) -> bytes:
+        """Add the numbers of some rows."""
+        return self.merge(total, np.unique(rows.column(0).drop_null().to_numpy()).tobytes())
+
+    def merge(self, one: bytes, other: bytes) -> bytes:
+        """The numbers of both."""
+        if not (one and other):
+            return one or other
+        return np.union1d(np.frombuffer(one, np.int64), np.frombuffer(other, np.int64)).tobytes()
+
+    def result(self, total: bytes) -> int:
+        """How many there are."""
+        return len(total) // np.dtype(np.int64).itemsize
 
 
 class TopBids:
@@ -166,3 +240,11 @@ class TopBids:
             for rank, (price, _, bidder) in enumerate(best)
             if rank >= place
         ]
+
+
+def _counts() -> dict[str, agg.Aggregation]:
+    """What q15 and q16 count."""
+    found = {"bids": agg.count(), **{rank: agg.count(rank) for rank in RANKED}}
+    numbers = {"bidders": "bidder", "auctions": "auction", **{name: name for name in RANKED_IDS}}
+    distinct = {name: agg.custom(Distinct(), column, returns="bigint") for name, column in numbers.items()}
+    return found | distinct

@@ -27,6 +27,20 @@ _SALES = """
     QUALIFY row_number() OVER (PARTITION BY a.id ORDER BY b.price DESC, b.event_time, b.bidder) = 1
 """
 
+_RANGES = {
+    "low": f"price < {terms.LOW_PRICE}",
+    "middle": f"price >= {terms.LOW_PRICE} AND price < {terms.HIGH_PRICE}",
+    "high": f"price >= {terms.HIGH_PRICE}",
+}
+_COUNTS = ", ".join(
+    [
+        "count(*) AS bids, count(DISTINCT bidder) AS bidders, count(DISTINCT auction) AS auctions",
+        *(f"count(*) FILTER ({within}) AS {rank}" for rank, within in _RANGES.items()),
+        *(f"count(DISTINCT bidder) FILTER ({within}) AS {rank}_bidders" for rank, within in _RANGES.items()),
+        *(f"count(DISTINCT auction) FILTER ({within}) AS {rank}_auctions" for rank, within in _RANGES.items()),
+    ]
+)
+
 SQL: dict[str, str] = {
     "q0": "SELECT * FROM bids",
     "q1": f"SELECT auction, bidder, price * {_EUROS} AS euros, channel, url FROM bids",
@@ -66,6 +80,7 @@ SQL: dict[str, str] = {
             = time_bucket(to_seconds({terms.WINDOW_S}), a.event_time)
     """,
     "q9": _SALES,
+    "q10": "SELECT *, strftime(event_time, '%Y-%m-%d') AS day, strftime(event_time, '%H:%M') AS minute FROM bids",
     "q11": f"""
         SELECT bidder, min(event_time) AS window_start,
             max(event_time) + to_seconds({terms.SESSION_GAP_S}) AS window_end, count(*) AS bids
@@ -86,11 +101,15 @@ SQL: dict[str, str] = {
             event_time, length(url) - length(replace(url, '{terms.LETTER}', '')) AS letters
         FROM bids WHERE price > {terms.FROM_PRICE} AND price < {terms.TO_PRICE}
     """,
+    "q15": f"SELECT date_trunc('day', event_time)::timestamptz AS day, {_COUNTS} FROM bids GROUP BY day",
+    "q16": f"""
+        SELECT channel, date_trunc('day', event_time)::timestamptz AS date,
+            max(strftime(event_time, '%H:%M')) AS minute, {_COUNTS}
+        FROM bids GROUP BY channel, date
+    """,
     "q17": f"""
         SELECT auction, date_trunc('day', event_time)::timestamptz AS day, count(*) AS bids,
-            count(*) FILTER (price < {terms.LOW_PRICE}) AS low,
-            count(*) FILTER (price >= {terms.LOW_PRICE} AND price < {terms.HIGH_PRICE}) AS middle,
-            count(*) FILTER (price >= {terms.HIGH_PRICE}) AS high,
+            {", ".join(f"count(*) FILTER ({within}) AS {rank}" for rank, within in _RANGES.items())},
             min(price) AS least, max(price) AS most, avg(price) AS average, sum(price)::bigint AS total
         FROM bids GROUP BY ALL
     """,

@@ -1,7 +1,8 @@
 """NEXMark's queries in plain Structured Streaming, as far as it can express them: the rival of our flows.
 
 ``SQL`` is what Catalyst runs alone; ``PYTHON`` calls the same batch functions as our flows, in ``mapInArrow``. q4, q6
-and q9 are missing, because a streaming query cannot rank bids or close an auction at its own time; q19, for its ranks.
+and q9 are missing, because a streaming query cannot rank bids or close an auction at its own time; q19, for its ranks;
+q15 and q16, for their distinct counts.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pyspark.sql import functions as F
 
 from benchmarks.workloads.nexmark import terms
 from benchmarks.workloads.nexmark.generator import BID, Streams
-from benchmarks.workloads.nexmark.more_queries import count_letter, side_input
+from benchmarks.workloads.nexmark.more_queries import count_letter, minutes_of, side_input
 from benchmarks.workloads.nexmark.queries import in_euros, is_selected
 
-__all__ = ["PYTHON", "SQL", "UPDATES"]
+__all__ = ["PYTHON", "SQL", "UPDATES", "Query"]
 
 Query = Callable[[SparkSession, Streams], DataFrame]
 _DELAY = f"{terms.DELAY_S} seconds"
@@ -72,6 +73,11 @@ def _q8(spark: SparkSession, streams: Streams) -> DataFrame:
     same = [F.floor(F.unix_micros(time) / (1_000_000 * terms.WINDOW_S)) for time in ("joined", "event_time")]
     near = _near("event_time", "joined", terms.WINDOW_S)
     return _people(streams).join(_late(opened), (F.col("id") == F.col("seller")) & (same[0] == same[1]) & near)
+
+
+def _q10(spark: SparkSession, streams: Streams) -> DataFrame:
+    form = {"day": "yyyy-MM-dd", "minute": "HH:mm"}
+    return _bids(streams).withColumns({name: F.date_format("event_time", each) for name, each in form.items()})
 
 
 def _q11(spark: SparkSession, streams: Streams) -> DataFrame:
@@ -144,6 +150,7 @@ SQL: dict[str, Query] = {
     "q5": _q5,
     "q7": _q7,
     "q8": _q8,
+    "q10": _q10,
     "q11": _q11,
     "q13": _q13,
     "q14": _q14,
@@ -171,6 +178,9 @@ PYTHON: dict[str, Query] = {
         _in_arrow(in_euros), BID.replace("price bigint", "euros double")
     ),
     "q2": lambda spark, streams: _bids(streams).mapInArrow(_in_arrow(_selected), "auction bigint, price bigint"),
+    "q10": lambda spark, streams: _bids(streams).mapInArrow(
+        _in_arrow(minutes_of), f"{_TIMED}, day string, minute string"
+    ),
     "q14": lambda spark, streams: (
         _bids(streams)
         .where(_RANGE)
