@@ -74,9 +74,13 @@ class Size:
     steady_s: tuple[float, float]
 
 
-FULL, QUICK = Size(500_000, 50_000, 4, 1, 2, (4, 6)), Size(20_000, 4_000, 2, 1, 1, (1, 1.5))
+FULL, QUICK = Size(500_000, 50_000, 6, 2, 1, (3, 5)), Size(20_000, 4_000, 2, 1, 1, (1, 1.5))
 STEADY_RATE = 10_000
 """Events per second while latency is measured."""
+CONF = {
+    "spark.driver.memory": "4g",  # q20 of Spark SQL keeps a minute of bids in its heap
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+}
 PARTS = "spark", "pyflink", "latency"
 SPARE = 2
 """More epochs than are measured: a job is stopped in the middle of one."""
@@ -330,7 +334,7 @@ def main() -> None:
         write_events(folder / CSV, size, CSV, cuts)
         progress.advance(writing)
         steps = progress.add_task("queries", total=len(queries))
-        with session() as spark:
+        with session(**CONF) as spark:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
             streams, csv_streams = (read_events(spark, folder / form, form) for form in (PARQUET, CSV))
             for query in queries:
@@ -341,6 +345,7 @@ def main() -> None:
                     found[query] |= measure({MIDSTREAM_CSV: ours}, size)
                 if "latency" in parts:
                     latency[query] = measure_latency(spark, query, size)
+                progress.console.print(query, {side: round(ms) for side, ms in found[query].items()}, "ms an epoch")
                 progress.advance(steps)
         if python is not None:
             flink = progress.add_task("PyFlink", total=1)

@@ -7,6 +7,7 @@ for other things in them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ __all__ = [
 
 Row = dict[str, Any]
 
+PARTS = "host string, kind string, item string"
+SHOWN = ("auction", "bidder", "price", "channel")
+"""What q21 and q22 show of a bid."""
 RANKED = {
     "low": f"CASE WHEN price < {terms.LOW_PRICE} THEN 1 END",
     "middle": f"CASE WHEN price >= {terms.LOW_PRICE} AND price < {terms.HIGH_PRICE} THEN 1 END",
@@ -52,25 +56,29 @@ def q9(flow: Flow, streams: Streams) -> Stream:
 
 def q10(flow: Flow, streams: Streams) -> Stream:
     """Log to files: bids with the day and the minute by which a ``FileSink`` parts them (:data:`PARTED_BY`)."""
-    return bids_of(flow, streams).map_batches("minutes", minutes_of, adds="day string, minute string")
+    return bids_of(flow, streams, timed=False).map_batches("minutes", minutes_of, adds="day string, minute string")
 
 
 def q11(flow: Flow, streams: Streams) -> Stream:
     """User sessions: how many bids a bidder makes while no pause between two of them is too long."""
-    bids = bids_of(flow, streams).key_by("by_bidder", "bidder")
+    bids = bids_of(flow, streams, "bidder").key_by("by_bidder", "bidder")
     return bids.aggregate("count", window=sessions(f"{terms.SESSION_GAP_S} seconds"), bids=agg.count())
 
 
 def q13(flow: Flow, streams: Streams) -> Stream:
     """Bounded side input: bids with what a table says of their auction."""
-    bids = bids_of(flow, streams).with_columns("key", key=f"auction % {terms.SIDE_ROWS}")
+    bids = bids_of(flow, streams, "auction", "bidder", "price", "event_time", timed=False).with_columns(
+        "key", key=f"auction % {terms.SIDE_ROWS}"
+    )
     found = bids.lookup("side", side_input(), on="key")
     return found.select("pick", "auction", "bidder", "price", "event_time", "value")
 
 
 def q14(flow: Flow, streams: Streams) -> Stream:
     """Calculation: prices in another currency, the time of day, and a function of the user's."""
-    kept = bids_of(flow, streams).where("price", f"price > {terms.FROM_PRICE} AND price < {terms.TO_PRICE}")
+    kept = bids_of(flow, streams, "auction", "bidder", "price", "url", "event_time", timed=False).where(
+        "price", f"price > {terms.FROM_PRICE} AND price < {terms.TO_PRICE}"
+    )
     counted = kept.map_batches("count", count_letter, adds="letters bigint")
     return counted.select(
         "calculate",
@@ -86,13 +94,15 @@ def q14(flow: Flow, streams: Streams) -> Stream:
 
 def q15(flow: Flow, streams: Streams) -> Stream:
     """Bidding statistics: of each day, how many bids, bidders and auctions, in all and in each range of prices."""
-    bids = bids_of(flow, streams).with_columns("ranges", day="date_trunc('DAY', event_time)", **RANKED, **RANKED_IDS)
+    bids = bids_of(flow, streams, "auction", "bidder", "price")
+    bids = bids.with_columns("ranges", day="date_trunc('DAY', event_time)", **RANKED, **RANKED_IDS)
     return bids.key_by("by_day", "day").aggregate("statistics", **_counts())
 
 
 def q16(flow: Flow, streams: Streams) -> Stream:
     """Channel statistics: the same of each channel and day, with the last minute of the day that had a bid."""
-    bids = bids_of(flow, streams).with_columns("ranges", date="date_trunc('DAY', event_time)", **RANKED, **RANKED_IDS)
+    bids = bids_of(flow, streams, "auction", "bidder", "price", "channel")
+    bids = bids.with_columns("ranges", date="date_trunc('DAY', event_time)", **RANKED, **RANKED_IDS)
     timed = bids.map_batches("minutes", minutes_of, adds="day string, minute string")
     by_channel = timed.key_by("by_channel", "channel", "date")
     return by_channel.aggregate("statistics", minute=agg.max("minute"), **_counts())
@@ -100,7 +110,8 @@ def q16(flow: Flow, streams: Streams) -> Stream:
 
 def q17(flow: Flow, streams: Streams) -> Stream:
     """Auction statistics: of each auction and day, how many bids in which range, and their prices."""
-    bids = bids_of(flow, streams).with_columns("ranges", day="date_trunc('DAY', event_time)", **RANKED)
+    bids = bids_of(flow, streams, "auction", "price")
+    bids = bids.with_columns("ranges", day="date_trunc('DAY', event_time)", **RANKED)
     return bids.key_by("by_day", "auction", "day").aggregate(
         "statistics",
         bids=agg.count(),
@@ -128,13 +139,14 @@ def q18(flow: Flow, streams: Streams) -> Stream:
 
 def q19(flow: Flow, streams: Streams) -> Stream:
     """The ten highest bids of each auction, by rank."""
-    bids = bids_of(flow, streams).key_by("by_auction", "auction")
+    bids = bids_of(flow, streams, "auction", "bidder", "price").key_by("by_auction", "auction")
     return bids.process("top", TopBids(terms.TOP), returns="auction bigint, rank int, bidder bigint, price bigint")
 
 
 def q20(flow: Flow, streams: Streams) -> Stream:
     """Expand bids of one category with their auctions."""
-    lots = auctions_of(flow, streams).where("category", f"category = {terms.CATEGORY}")
+    lots = auctions_of(flow, streams, "id", "item", "seller", "category", "reserve")
+    lots = lots.where("category", f"category = {terms.CATEGORY}")
     lots = lots.select("lots", "id", "item", "seller", "category", "reserve", "event_time AS opened")
     bids = bids_of(flow, streams).key_by("by_auction", "auction")
     within = f"{terms.RETENTION_S} seconds"
@@ -143,16 +155,19 @@ def q20(flow: Flow, streams: Streams) -> Stream:
 
 def q21(flow: Flow, streams: Streams) -> Stream:
     """Add channel id: a number for the well-known channels; for others, what their address says."""
-    bids = bids_of(flow, streams).map_batches("parts", url_parts, adds="host string, kind string, item string")
+    bids = bids_of(flow, streams, *SHOWN, "url", timed=False).map_batches(
+        "parts", url_parts, adds="host string, kind string, item string"
+    )
     known = " ".join(f"WHEN '{channel}' THEN '{number}'" for channel, number in terms.CHANNELS.items())
-    columns = ("auction", "bidder", "price", "channel")
-    return bids.select("number", *columns, f"CASE lower(channel) {known} ELSE item END AS channel_id")
+    return bids.select("number", *SHOWN, f"CASE lower(channel) {known} ELSE item END AS channel_id")
 
 
 def q22(flow: Flow, streams: Streams) -> Stream:
     """Get URL directories."""
-    bids = bids_of(flow, streams).map_batches("parts", url_parts, adds="host string, kind string, item string")
-    return bids.select("pick", "auction", "bidder", "price", "channel", "host", "kind", "item")
+    bids = bids_of(flow, streams, *SHOWN, "url", timed=False).map_batches(
+        "parts", url_parts, adds="host string, kind string, item string"
+    )
+    return bids.select("pick", *SHOWN, "host", "kind", "item")
 
 
 MORE_QUERIES = {query.__name__: query for query in (q9, q10, q11, q13, q14, q15, q16, q17, q18, q19, q20, q21, q22)}
@@ -230,7 +245,7 @@ class TopBids:
         """Take a bid."""
         best = state.get([])
         entry = (-bid["price"], bid["event_time"], bid["bidder"])
-        place = sum(other < entry for other in best)
+        place = bisect_left(best, entry)
         if place >= self._count:
             return []
         best = [*best[:place], entry, *best[place:]][: self._count]

@@ -33,24 +33,25 @@ Row = dict[str, Any]
 
 def q0(flow: Flow, streams: Streams) -> Stream:
     """Pass: all bids, as they are; what the rest costs."""
-    return bids_of(flow, streams).map_batches("pass", lambda bids: bids)
+    return bids_of(flow, streams, timed=False).map_batches("pass", lambda bids: bids)
 
 
 def q1(flow: Flow, streams: Streams) -> Stream:
     """Currency conversion: bids in euros."""
-    return bids_of(flow, streams).map_batches("convert", in_euros, returns=BID.replace("price bigint", "euros double"))
+    bids = bids_of(flow, streams, timed=False)
+    return bids.map_batches("convert", in_euros, returns=BID.replace("price bigint", "euros double"))
 
 
 def q2(flow: Flow, streams: Streams) -> Stream:
     """Selection: bids for some of the auctions."""
-    wanted = bids_of(flow, streams).filter_batches("select", is_selected)
+    wanted = bids_of(flow, streams, "auction", "price", timed=False).filter_batches("select", is_selected)
     return wanted.map_batches("project", lambda bids: bids.select(["auction", "price"]), returns=OFFER)
 
 
 def q3(flow: Flow, streams: Streams) -> Stream:
     """Local item suggestion: who sells goods of one category in some states?"""
     sellers = people_of(flow, streams).filter_batches("states", is_local)
-    items = auctions_of(flow, streams).filter_batches("category", is_suggested)
+    items = auctions_of(flow, streams, "id", "seller", "category").filter_batches("category", is_suggested)
     lots = items.map_batches("project", lambda rows: rows.select(["id", "seller", "event_time"]), returns=ITEM)
     within = f"{terms.RETENTION_S} seconds"
     return lots.key_by("by_seller", "seller").join(
@@ -67,7 +68,8 @@ def q4(flow: Flow, streams: Streams) -> Stream:
 def q5(flow: Flow, streams: Streams) -> Stream:
     """Hot items: the auctions with the most bids in the last ten seconds, every two seconds."""
     window = sliding(f"{terms.HOT_WINDOW_S} seconds", every=f"{terms.HOT_EVERY_S} seconds")
-    counts = bids_of(flow, streams).key_by("by_auction", "auction").aggregate("count", window=window, bids=agg.count())
+    bids = bids_of(flow, streams, "auction").key_by("by_auction", "auction")
+    counts = bids.aggregate("count", window=window, bids=agg.count())
     return counts.key_by("by_window", "window_end").process("hottest", Highest("bids"))
 
 
@@ -79,7 +81,7 @@ def q6(flow: Flow, streams: Streams) -> Stream:
 
 def q7(flow: Flow, streams: Streams) -> Stream:
     """Highest bid in each ten seconds, with who made it and for what."""
-    bids = bids_of(flow, streams).key_by("by_pair", "auction", "bidder")
+    bids = bids_of(flow, streams, "auction", "bidder", "price").key_by("by_pair", "auction", "bidder")
     # First the highest of each pair, where the work is shared; what is left for one key is little.
     highest = bids.aggregate("of_pair", window=tumbling(f"{terms.WINDOW_S} seconds"), price=agg.max("price"))
     return highest.key_by("by_window", "window_end").process("highest", Highest("price"))
@@ -88,7 +90,7 @@ def q7(flow: Flow, streams: Streams) -> Stream:
 def q8(flow: Flow, streams: Streams) -> Stream:
     """Monitor new users: who opens an auction in the same ten seconds in which they joined?"""
     people = people_of(flow, streams).key_by("by_id", "id")
-    opened = auctions_of(flow, streams).map_batches("project", as_opened, returns=OPENED)
+    opened = auctions_of(flow, streams, "id", "seller", "reserve").map_batches("project", as_opened, returns=OPENED)
     window = tumbling(f"{terms.WINDOW_S} seconds")
     return people.join("meet", opened.key_by("by_seller", "seller"), window=window, left_time="joined")
 
@@ -114,26 +116,36 @@ SALE = "auction bigint, seller bigint, category int, price bigint, expires times
 _DELAY = f"{terms.DELAY_S} seconds"
 
 
-def bids_of(flow: Flow, streams: Streams) -> Stream:
-    """The bids."""
-    return flow.source("bids", streams.bids, event_time="event_time", delay=_DELAY)
+def bids_of(flow: Flow, streams: Streams, *columns: str, timed: bool = True) -> Stream:
+    """The bids; of a DataFrame, if columns are named, only these, and if they are ``timed`` their time."""
+    if not timed:
+        return flow.source("bids", _picked(streams.bids, columns))
+    return flow.source("bids", _picked(streams.bids, columns, "event_time"), event_time="event_time", delay=_DELAY)
 
 
-def auctions_of(flow: Flow, streams: Streams) -> Stream:
-    """The auctions."""
-    return flow.source("auctions", streams.auctions, event_time="event_time", delay=_DELAY)
+def auctions_of(flow: Flow, streams: Streams, *columns: str) -> Stream:
+    """The auctions; of a DataFrame, if columns are named, only these and the time."""
+    picked = _picked(streams.auctions, columns, "event_time")
+    return flow.source("auctions", picked, event_time="event_time", delay=_DELAY)
 
 
 def people_of(flow: Flow, streams: Streams) -> Stream:
     """The people, as far as queries ask for them."""
-    persons = flow.source("persons", streams.persons, event_time="event_time", delay=_DELAY)
+    picked = _picked(streams.persons, ("id", "name", "city", "state"), "event_time")
+    persons = flow.source("persons", picked, event_time="event_time", delay=_DELAY)
     return persons.map_batches("people", as_people, returns=PEOPLE)
+
+
+def _picked(rows: Any, columns: tuple[str, ...], *more: str) -> Any:
+    """What a user does who knows what a flow needs: Spark then reads no other columns, and passes none to Python."""
+    return rows.select(*columns, *more) if columns and hasattr(rows, "select") else rows
 
 
 def sales_of(flow: Flow, streams: Streams) -> Stream:
     """One row for each auction that has closed with a winner."""
-    lots = auctions_of(flow, streams).map_batches("lots", as_lots, returns=LOT_OR_BID)
-    bids = bids_of(flow, streams).map_batches("offers", as_offers, returns=LOT_OR_BID)
+    auctions = auctions_of(flow, streams, "id", "seller", "category", "reserve", "lasts_us")
+    lots = auctions.map_batches("lots", as_lots, returns=LOT_OR_BID)
+    bids = bids_of(flow, streams, "auction", "bidder", "price").map_batches("offers", as_offers, returns=LOT_OR_BID)
     return lots.union("both", bids).key_by("by_auction", "auction").process("close", Auctioneer(), returns=SALE)
 
 
@@ -217,7 +229,7 @@ class Auctioneer:
         """Take an auction or a bid."""
         if row["expires"] is not None:
             waiting = state.list("waiting")
-            state.set((row, min(filter(_counts_in(row), waiting), key=_rank, default=None)))
+            state.set((row, min((bid for bid in waiting if _counts(bid, row)), key=_rank, default=None)))
             state.event_timer(row["expires"])
             waiting.clear()
         elif (known := state.get()) is None:
@@ -225,7 +237,7 @@ class Auctioneer:
             state.event_timer(row["event_time"] + timedelta(microseconds=1))
         else:
             lot, best = known
-            if _counts_in(lot)(row) and (best is None or _rank(row) < _rank(best)):
+            if _counts(row, lot) and (best is None or _rank(row) < _rank(best)):
                 state.set((lot, row))
 
     def on_timer(self, auction: int, time: Any, state: Any) -> Row | None:
@@ -250,8 +262,8 @@ class Auctioneer:
         }
 
 
-def _counts_in(lot: Row) -> Callable[[Row], bool]:
-    return lambda bid: lot["event_time"] <= bid["event_time"] < lot["expires"] and bid["price"] >= lot["reserve"]
+def _counts(bid: Row, lot: Row) -> bool:
+    return bool(lot["event_time"] <= bid["event_time"] < lot["expires"] and bid["price"] >= lot["reserve"])
 
 
 def _rank(bid: Row) -> Any:

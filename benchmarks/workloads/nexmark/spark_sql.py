@@ -177,14 +177,17 @@ PYTHON: dict[str, Query] = {
     "q1": lambda spark, streams: _bids(streams).mapInArrow(
         _in_arrow(in_euros), BID.replace("price bigint", "euros double")
     ),
-    "q2": lambda spark, streams: _bids(streams).mapInArrow(_in_arrow(_selected), "auction bigint, price bigint"),
+    "q2": lambda spark, streams: (
+        _bids(streams).select("auction", "price").mapInArrow(_in_arrow(_selected), "auction bigint, price bigint")
+    ),
     "q10": lambda spark, streams: _bids(streams).mapInArrow(
         _in_arrow(minutes_of), f"{_TIMED}, day string, minute string"
     ),
     "q14": lambda spark, streams: (
         _bids(streams)
         .where(_RANGE)
-        .mapInArrow(_in_arrow(count_letter), f"{_TIMED}, letters bigint")
+        .drop("channel")
+        .mapInArrow(_in_arrow(count_letter), f"{_TIMED.replace('channel string, ', '')}, letters bigint")
         .selectExpr("auction", "bidder", _EUROS, _PART, "event_time", "letters")
     ),
 }
