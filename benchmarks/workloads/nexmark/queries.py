@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,7 +71,7 @@ def q5(flow: Flow, streams: Streams) -> Stream:
     """Hot items: the auctions with the most bids in the last ten seconds, every two seconds."""
     window = sliding(f"{terms.HOT_WINDOW_S} seconds", every=f"{terms.HOT_EVERY_S} seconds")
     bids = bids_of(flow, streams, "auction").key_by("by_auction", "auction")
-    counts = bids.aggregate("count", window=window, bids=agg.count())
+    counts = bids.aggregate("count", window=window, bids=agg.count()).filter_batches("leaders", has_most_bids)
     return counts.key_by("by_window", "window_end").process("hottest", Highest("bids"))
 
 
@@ -81,9 +83,10 @@ def q6(flow: Flow, streams: Streams) -> Stream:
 
 def q7(flow: Flow, streams: Streams) -> Stream:
     """Highest bid in each ten seconds, with who made it and for what."""
-    bids = bids_of(flow, streams, "auction", "bidder", "price").key_by("by_pair", "auction", "bidder")
-    # First the highest of each pair, where the work is shared; what is left for one key is little.
-    highest = bids.aggregate("of_pair", window=tumbling(f"{terms.WINDOW_S} seconds"), price=agg.max("price"))
+    # First the highest bids of each slice, where the work is shared; what is left for one key is little.
+    bids = bids_of(flow, streams, "auction", "bidder", "price").filter_batches("leaders", is_high)
+    window = tumbling(f"{terms.WINDOW_S} seconds")
+    highest = bids.key_by("by_pair", "auction", "bidder").aggregate("of_pair", window=window, price=agg.max("price"))
     return highest.key_by("by_window", "window_end").process("highest", Highest("price"))
 
 
@@ -158,6 +161,25 @@ def in_euros(bids: pa.RecordBatch) -> pa.RecordBatch:
 def is_selected(bids: pa.RecordBatch) -> pa.Array:
     """Whether each bid is for an auction that q2 looks at."""
     return pa.array(bids["auction"].to_numpy() % terms.AUCTION_MODULUS == 0)
+
+
+def has_most_bids(counts: pa.RecordBatch) -> pa.Array:
+    """Whether no other auction in the slice has more bids in the window."""
+    return _leads(counts["bids"], counts["window_end"].view(pa.int64()).to_numpy())
+
+
+def is_high(bids: pa.RecordBatch) -> pa.Array:
+    """Whether no other bid in the slice is higher in the window."""
+    times = bids["event_time"].view(pa.int64()).to_numpy()
+    return _leads(bids["price"], times // (1_000_000 * terms.WINDOW_S))
+
+
+def _leads(values: pa.Array, windows: npt.NDArray[np.int64]) -> pa.Array:
+    """Whether each value is the highest of its window."""
+    found, codes = np.unique(windows, return_inverse=True)
+    highest = np.full(len(found), np.iinfo(np.int64).min)
+    np.maximum.at(highest, codes, values.to_numpy())
+    return pa.array(values.to_numpy() == highest[codes])
 
 
 def is_local(people: pa.RecordBatch) -> pa.Array:
