@@ -276,28 +276,35 @@ def show(
     print("Below 1 the other side is faster: as a rule a JVM alone, without a function of the user's.")
 
 
-def plot(path: Path, found: Mapping[str, Mapping[str, float]], size: Size) -> None:
-    """Events/s of each side, by query."""
+def plot(path: Path, figures: Mapping[str, Any]) -> None:
+    """Our factor over each rival, by query."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure, axes = plt.subplots(figsize=(11, 4))
-    colours = ("#2255aa", "#999999", "#e0a030", "#4c9be8", "#bb5566", "#dd99aa")
-    shown = [side for side in (*SIDES, *CSV_SIDES) if any(side in medians for medians in found.values())]
-    width = 0.84 / len(shown)
-    for place, side in enumerate(shown):
-        bars = [
-            (at, 1000 * size.events / medians[side]) for at, medians in enumerate(found.values()) if side in medians
-        ]
-        places = [at + width * (place - (len(shown) - 1) / 2) for at, _ in bars]
-        axes.bar(places, [rate for _, rate in bars], width, color=colours[place], label=side)
-    axes.set_xticks(range(len(found)), list(found))
-    axes.set(ylabel="events/s", yscale="log")
-    axes.grid(axis="y", color="#eeeeee")
+    figure, axes = plt.subplots(figsize=(9.5, 4))
+    rivals = {
+        "over_spark": (SPARK, "o", "#999999"),
+        "over_spark_python": (PYTHON, "o", "#2255aa"),
+        "over_pyflink": (FLINK, "D", "#dd99aa"),
+        "over_pyflink_python": (FLINK_PYTHON, "D", "#bb5566"),
+    }
+    queries = sorted({query for key in rivals for query in figures[key]}, key=lambda query: int(query[1:]))
+    for key, (label, marker, colour) in rivals.items():
+        places = [queries.index(query) for query in figures[key]]
+        if places:
+            axes.plot(places, [*figures[key].values()], marker, color=colour, label=f"over {label}")
+    axes.axhline(1, color="#444444", linewidth=0.8)
+    axes.set_xticks(range(len(queries)), queries)
+    axes.set(ylabel="midstream's events/s, × the other's", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(color="#eeeeee")
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.14))
+    axes.legend(frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.14))
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
@@ -355,9 +362,10 @@ def main() -> None:
     show(found, latency, size)
     if missing:
         print(missing)
+    figures = figures_of(found, latency, size)
     if options.plot:
-        plot(options.plot, found, size)
-    figures = figures_of(found, latency, size) | {"events": events, "load_average": [before, os.getloadavg()]}
+        plot(options.plot, figures)
+    figures |= {"events": events, "load_average": [before, os.getloadavg()]}
     closing_line("nexmark", figures | {"took_s": round(time.perf_counter() - began)}, quick=options.quick)
 
 
