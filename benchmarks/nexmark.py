@@ -90,12 +90,8 @@ PARQUET, CSV = "parquet", "csv"
 QUICK_QUERIES = ("q0", "q2", "q5", "q14")
 
 
-def write_events(folder: Path, size: Size, form: str, cuts: tuple[int, ...]) -> int:
-    """Write all streams as files, as many for each stretch between two cuts as there are cores; cuts are in epochs.
-
-    Gives the number of events.
-    """
-    written = 0
+def write_events(folder: Path, size: Size, form: str, cuts: tuple[int, ...]) -> None:
+    """Write all streams as files, as many for each stretch between two cuts as there are cores; cuts are in epochs."""
     for name, stream in nexmark.LARGE.streams(size.rate, limit=size.events * cuts[-1])._asdict().items():
         place, total = folder / name, stream.total
         place.mkdir(parents=True)
@@ -103,7 +99,6 @@ def write_events(folder: Path, size: Size, form: str, cuts: tuple[int, ...]) -> 
         for number, (begin, after) in enumerate(pairwise(cuts)):
             start, end = total * begin // cuts[-1], total * after // cuts[-1]
             rows = pa.Table.from_batches(list(stream.rows(start, end, FIRST_US)), stream.schema)
-            written += rows.num_rows
             for part in range(CORES):
                 # Every other row: so both files are read at the same pace of event time.
                 share = rows.take(pa.array(range(part, rows.num_rows, CORES)))
@@ -114,7 +109,6 @@ def write_events(folder: Path, size: Size, form: str, cuts: tuple[int, ...]) -> 
                     plain = share.append_column("event_us", share["event_time"].cast(pa.int64()))
                     pacsv.write_csv(plain.drop_columns(["event_time"]), file, pacsv.WriteOptions(include_header=False))
                 os.utime(file, (number, number))  # Spark reads files in the order of these times
-    return written
 
 
 def read_events(spark: SparkSession, folder: Path, form: str) -> nexmark.Streams:
@@ -335,20 +329,18 @@ def main() -> None:
     latency: dict[str, dict[str, tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, Progress() as progress:
         folder, cuts = Path(name), tuple(range(size.epochs + SPARE + 1))
-        writing = progress.add_task("events", total=2)
-        events = write_events(folder / PARQUET, size, PARQUET, cuts)
-        progress.advance(writing)
-        write_events(folder / CSV, size, CSV, cuts)
-        progress.advance(writing)
+        forms = {PARQUET: "spark" in parts, CSV: python is not None}
+        for form in progress.track([form for form, is_read in forms.items() if is_read], description="events"):
+            write_events(folder / form, size, form, cuts)
         steps = progress.add_task("queries", total=len(queries))
         with session(**CONF) as spark:
             spark.conf.set("spark.sql.session.timeZone", "UTC")
-            streams, csv_streams = (read_events(spark, folder / form, form) for form in (PARQUET, CSV))
+            streams = {form: read_events(spark, folder / form, form) for form, is_read in forms.items() if is_read}
             for query in queries:
                 if "spark" in parts:
-                    found[query] |= measure(Sides(spark, query, streams, streams).runs(size), size)
+                    found[query] |= measure(Sides(spark, query, streams[PARQUET], streams[PARQUET]).runs(size), size)
                 if python is not None and query in flink_sql.SQL:
-                    ours = Sides(spark, query, csv_streams, csv_streams).runs(size)[MIDSTREAM]
+                    ours = Sides(spark, query, streams[CSV], streams[CSV]).runs(size)[MIDSTREAM]
                     found[query] |= measure({MIDSTREAM_CSV: ours}, size)
                 if "latency" in parts:
                     latency[query] = measure_latency(spark, query, size)
@@ -365,7 +357,7 @@ def main() -> None:
     figures = figures_of(found, latency, size)
     if options.plot:
         plot(options.plot, figures)
-    figures |= {"events": events, "load_average": [before, os.getloadavg()]}
+    figures |= {"load_average": [before, os.getloadavg()]}
     closing_line("nexmark", figures | {"took_s": round(time.perf_counter() - began)}, quick=options.quick)
 
 

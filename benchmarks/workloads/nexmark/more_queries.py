@@ -257,7 +257,7 @@ class TopBids:
         ]
 
 
-def _counts() -> dict[str, agg.Aggregation]:
+def _counts() -> dict[str, Any]:
     """What q15 and q16 count."""
     found = {"bids": agg.count(), **{rank: agg.count(rank) for rank in RANKED}}
     numbers = {"bidders": "bidder", "auctions": "auction", **{name: name for name in RANKED_IDS}}
