@@ -7,6 +7,7 @@ sides.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -22,6 +23,7 @@ Moments = tuple[float, float]
 """When an epoch began and ended, in seconds since 1970."""
 STEP_S = 0.001
 PATIENCE_S = 60.0
+POLL_S = 0.1
 
 
 def moments(progress: Sequence[Mapping[str, Any]]) -> list[Moments]:
@@ -45,15 +47,24 @@ def waits_ms(epochs: Sequence[Moments]) -> npt.NDArray[np.float64]:
 
 
 def steady_waits(query: StreamingQuery, warm_up_s: float, seconds: float) -> npt.NDArray[np.float64]:
-    """The waits in these seconds of a running query, after its first epoch and those in which it warms up."""
-    query.awaitTermination(0.1)  # type: ignore[arg-type]  # parts of a second are taken, too
-    for _ in range(round(PATIENCE_S / 0.1)):
-        if not query.isActive or moments(query.recentProgress):
-            break
-        query.awaitTermination(0.1)  # type: ignore[arg-type]
-    query.awaitTermination(warm_up_s + seconds)  # type: ignore[arg-type]
-    if query.exception() is not None:
-        raise RuntimeError(str(query.exception()))
-    epochs = moments(query.recentProgress)
-    until = epochs[-1][1]
-    return waits_ms([epoch for epoch in epochs if epoch[0] >= until - seconds])
+    """The waits in these seconds of a running query, after its first epoch and those in which it warms up.
+
+    It takes longer where there are no two epochs in that time, as on a busy machine.
+    """
+    _epochs(query, 0.0, 1)
+    query.awaitTermination(warm_up_s)  # type: ignore[arg-type]  # parts of a second are taken, too
+    since = time.time()
+    query.awaitTermination(seconds)  # type: ignore[arg-type]
+    return waits_ms(_epochs(query, since, 2))
+
+
+def _epochs(query: StreamingQuery, since: float, least: int) -> list[Moments]:
+    """The epochs that began since then, when there are enough."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        found = [epoch for epoch in moments(query.recentProgress) if epoch[0] >= since]
+        if len(found) >= least:
+            return found
+        if not query.isActive or time.monotonic() > until:
+            raise RuntimeError(f"{len(found)} epochs instead of {least}, and no more: {query.exception()}")
+        query.awaitTermination(POLL_S)  # type: ignore[arg-type]
