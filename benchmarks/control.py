@@ -1,10 +1,11 @@
 """The cost of control operations for a job, and how long they take: Chi's figure 8.
 
-The jobs are the Yahoo streaming benchmark and a join of two streams of kilobyte events, which stands in for IPQ1. Each
-runs at a share of what it can at most. In stretches that take turns, operations without handlers of their own (every
-operator takes part) come at a rate, or none do. Compared are the epochs of both kinds: how long they took, and the CPU
-time of the driver and its workers for each row, which depends less on what else the machine does. An operation is
-complete when its result is there.
+The jobs are the Yahoo streaming benchmark and a join of two streams of kilobyte events, which stands in for IPQ1. An
+epoch begins every half second, and is at work for a share of that: the load. What a row costs, and what an epoch costs
+without rows, is measured first, at two rates. In stretches that take turns, operations without handlers of their own
+(every operator takes part) come at a rate, by each mode, or none do. Compared are the epochs: how long they took, and
+the CPU time of the driver and its workers for each row, which depends less on what else the machine does. An operation
+is complete when the handlers of all tasks have returned.
 
     python -m benchmarks.control [--quick] [--plot FILE] [--rates 1,10,100] [--loads 50,75,90] [--seconds 6] [--turns 4]
         [--only ysb,impressions]
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +28,13 @@ from rich.progress import Progress
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import session
 from benchmarks.workloads import impressions, ysb
-from midstream import ControlOperation, Flow, Job, NoopSink
+from midstream import ControlHandle, ControlOperation, Flow, Job, NoopSink
 
 MODES = ("fast", "in-band", "blocking")
-PROBE_ROWS_PER_S = 20_000
+PROBES = (5_000, 20_000)
+"""Rows per second at which a job is measured first."""
+PROBE_EPOCHS = 12
+PACE_MS = 500
 SETTLE_S = 2.0
 WORKLOADS: dict[str, Callable[[float], Flow]] = {
     "ysb": lambda rate: ysb.flow(ysb.LARGE.events(rate), NoopSink()),
@@ -88,33 +91,26 @@ def cpu_seconds() -> float:
 
 
 def operations(job: Job, mode: str, rate: float, until: float, into: Stretch) -> None:
-    """Request operations at a rate until a moment; each is waited for in a thread of its own."""
-    waiting: list[threading.Thread] = []
+    """Request operations at a rate until a moment, and wait for them; both in one thread, as that takes part, too."""
+    begun: list[tuple[float, ControlHandle]] = []
     due = time.perf_counter()
     while due < until:
         time.sleep(max(0.0, due - time.perf_counter()))
-        began = time.perf_counter()
-        handle = job.control(NoOp(mode))
-
-        def follow(handle: Any = handle, began: float = began) -> None:
-            if handle.wait(PATIENCE_S) and handle.error is None:
-                into.took_ms.append(1000 * (time.perf_counter() - began))
-            else:
-                into.failed += 1
-
-        waiting.append(threading.Thread(target=follow))
-        waiting[-1].start()
+        begun.append((time.time(), job.control(NoOp(mode))))
         due += 1 / rate
-    for thread in waiting:
-        thread.join()
+    for called_at, handle in begun:
+        if handle.wait(PATIENCE_S) and handle.error is None and handle.record.ended_at is not None:
+            into.took_ms.append(1000 * (handle.record.ended_at - called_at))
+        else:
+            into.failed += 1
 
 
-def stretch(job: Job, seconds: float, mode: str, rate: float, into: Stretch) -> None:
-    """Run for some seconds, with operations at a rate or, with a rate of 0, without; what is seen is added."""
+def stretch(job: Job, seconds: float, mode: str | None, rate: float, into: Stretch) -> None:
+    """Run for some seconds, with operations at a rate or, without a mode, with none; what is seen is added."""
     began, cpu = job.metrics, cpu_seconds()
     known = {progress.epoch for progress in job.progress}
     until = time.perf_counter() + seconds
-    if rate:
+    if mode is not None:
         operations(job, mode, rate, until, into)
     time.sleep(max(0.0, until - time.perf_counter()))
     into.cpu_s += cpu_seconds() - cpu
@@ -127,38 +123,65 @@ def running(spark: SparkSession, workload: str, rows_per_s: float) -> Iterator[J
     flow = WORKLOADS[workload](rows_per_s)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        flow.start(spark, checkpoint=folder, trigger="500 ms") as job,
+        flow.start(spark, checkpoint=folder, trigger=f"{PACE_MS} ms") as job,
     ):
         job.await_epoch(6, PATIENCE_S)
         time.sleep(SETTLE_S)
         yield job
 
 
-def rate_at(spark: SparkSession, workload: str, load: float) -> float:
-    """The rows per second at which a job is busy for this share of the time, going by what a row costs."""
-    for job in running(spark, workload, PROBE_ROWS_PER_S):
-        cpu, rows, began = cpu_seconds(), job.metrics.rows_in, time.perf_counter()
-        done = job.metrics.epochs
-        job.await_epoch(done + 10, PATIENCE_S)
-        busy = [progress.duration_ms for progress in job.progress][-10:]
-        elapsed = time.perf_counter() - began
-        share = max(sum(busy) / 1000 / elapsed, (cpu_seconds() - cpu) / elapsed / psutil.cpu_count())
-        return float((job.metrics.rows_in - rows) / elapsed * load / share)
+@dataclass(frozen=True)
+class Cost:
+    """What an epoch takes: so long, and so long for each row."""
+
+    fixed_ms: float
+    row_ms: float
+
+    def rate_at(self, load: float) -> float:
+        """The rows per second with which epochs are at work for this share of the time."""
+        return max(1.0, load * PACE_MS - self.fixed_ms) / self.row_ms * 1000 / PACE_MS
+
+
+def cost_of(spark: SparkSession, workload: str) -> Cost:
+    """By the median epochs at a low rate, and at one with which epochs are at work for half of the time."""
+    low, guess = (_median_epoch(spark, workload, rate) for rate in PROBES)
+    rate = _line((PROBES[0], low), (PROBES[1], guess)).rate_at(0.6)
+    return _line((PROBES[0], low), (rate, _median_epoch(spark, workload, rate)))
+
+
+def _line(one: tuple[float, float], other: tuple[float, float]) -> Cost:
+    """Through two points: rows per second, and how long epochs take."""
+    row_ms = max(1e-6, (other[1] - one[1]) / (other[0] - one[0]) * 1000 / PACE_MS)
+    return Cost(one[1] - row_ms * one[0] * PACE_MS / 1000, row_ms)
+
+
+def _median_epoch(spark: SparkSession, workload: str, rate: float) -> float:
+    for job in running(spark, workload, rate):
+        job.await_epoch(job.metrics.epochs + PROBE_EPOCHS, PATIENCE_S)
+        return statistics.median(progress.duration_ms for progress in job.progress[-PROBE_EPOCHS:])
     raise AssertionError("a job runs")
 
 
 def measured(
-    spark: SparkSession, workload: str, load: float, rates: Sequence[float], seconds: float, turns: int, advance: Any
+    spark: SparkSession,
+    workload: str,
+    rows_per_s: float,
+    rates: Sequence[float],
+    seconds: float,
+    turns: int,
+    advance: Callable[[], object],
 ) -> dict[tuple[str, float], tuple[Stretch, Stretch]]:
     """By mode and rate: stretches without and with operations, which took turns in one job."""
     found: dict[tuple[str, float], tuple[Stretch, Stretch]] = {}
-    for job in running(spark, workload, rate_at(spark, workload, load)):
-        for mode in MODES:
-            for rate in rates:
-                without, among = found.setdefault((mode, rate), (Stretch(), Stretch()))
-                for turn in range(turns):
-                    for which in (without, among) if turn % 2 else (among, without):
-                        stretch(job, seconds, mode, rate if which is among else 0, which)
+    for job in running(spark, workload, rows_per_s):
+        for rate in rates:
+            without = Stretch()
+            of_mode = {mode: Stretch() for mode in MODES}
+            found.update({(mode, rate): (without, among) for mode, among in of_mode.items()})
+            for turn in range(turns):
+                order = [None, *MODES]
+                for mode in (*order[turn % len(order) :], *order[: turn % len(order)]):
+                    stretch(job, seconds, mode, rate, without if mode is None else of_mode[mode])
                     advance()
     return found
 
@@ -180,19 +203,20 @@ def main() -> None:
     seconds, turns = (2.0, 1) if options.quick else (options.seconds, options.turns)
     rows, figures, of_workload = [], dict[str, Any](), dict[str, Any]()
     with session() as spark, Progress(transient=True) as progress:
-        total = len(workloads) * len(loads) * len(rates) * len(MODES) * turns
+        total = len(workloads) * len(loads) * len(rates) * (1 + len(MODES)) * turns
         task = progress.add_task("stretches", total=total)
         for workload in workloads:
-            found = {}
+            found, cost = {}, cost_of(spark, workload)
             for load in loads:
-                here = measured(spark, workload, load / 100, rates, seconds, turns, lambda: progress.advance(task))
-                for (mode, rate), (without, among) in here.items():
-                    found[load, mode, rate] = (without, among)
-                    rows.append({"workload": workload, **_row(load, mode, rate, without, among)})
+                rate = cost.rate_at(load / 100)
+                here = measured(spark, workload, rate, rates, seconds, turns, lambda: progress.advance(task))
+                for (mode, per_s), (without, among) in here.items():
+                    found[load, mode, per_s] = (without, among)
+                    rows.append({"workload": workload, **_row(load, mode, per_s, without, among)})
             of_workload[workload] = _figures({mode: found[loads[-1], mode, rates[-1]] for mode in MODES})
     table(
         "control operations that do nothing",
-        ("", "load", "mode", "per s", "epoch ratio", "CPU ratio", "p50 ms", "p99 ms", "epoch ms", "complete", "failed"),
+        ("", "load", "seen", "mode", "per s", "epoch", "CPU", "p50 ms", "p99 ms", "epoch ms", "complete", "failed"),
         [tuple(map(str, row.values())) for row in rows],
     )
     for name in of_workload[workloads[0]]:  # the worst of all workloads
@@ -210,12 +234,14 @@ def _figures(highest: dict[str, tuple[Stretch, Stretch]]) -> dict[str, float]:
         name = mode.replace("-", "_")
         figures[f"overhead_{name}"] = _ratio(among.epoch_ms, without.epoch_ms)
         figures[f"cpu_{name}"] = _ratio(among.cpu_us_per_row, without.cpu_us_per_row)
-    return {**figures, "fast_p99_ms": round(highest["fast"][1].quantile_ms(0.99), 1)}
+    load_seen = round(100 * highest["fast"][0].epoch_ms / PACE_MS)
+    return {**figures, "fast_p99_ms": round(highest["fast"][1].quantile_ms(0.99), 1), "load_seen": load_seen}
 
 
 def _row(load: float, mode: str, rate: float, without: Stretch, among: Stretch) -> dict[str, Any]:
     return {
         "load": load,
+        "load_seen": round(100 * without.epoch_ms / PACE_MS),
         "mode": mode,
         "rate": rate,
         "epoch_ratio": _ratio(among.epoch_ms, without.epoch_ms),

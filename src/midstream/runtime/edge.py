@@ -87,8 +87,8 @@ class Edge(Protocol):
         """Call this in the background while epochs are computed, or at once in a runtime without a background."""
 
     def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
-        """Call the user's code on the driver, where it may take as long as it likes: in a thread of its own, or at once
-        in a runtime without threads. If it has not returned after ``seconds``, call ``overdue``, too."""
+        """Call the user's code on the driver, where it may take as long as it likes: in a thread that nobody waits for,
+        or at once in a runtime without threads. If it has not returned after ``seconds``, call ``overdue``, too."""
 
     def check_sources(self, graph: Graph, names: Sequence[str]) -> None:
         """Raises :class:`~midstream.errors.MidstreamError` if this runtime cannot hand over to sources of a flow that

@@ -55,6 +55,7 @@ from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.pace import Pacer, RowLimit, require_pace
 from midstream.runtime.spark.queries import Queries, is_asking
+from midstream.runtime.spark.side_calls import SideCalls
 from midstream.runtime.spark.stage_columns import columns_for
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker import RUN_PROPERTY, Whereabouts, run_property
@@ -132,6 +133,7 @@ class Heartbeat:
         self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
         self._synced: Future[None] | None = None
         self._background = ThreadPoolExecutor(1, "midstream-background")
+        self._side_calls = SideCalls()
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
         self._widest_row = 0
@@ -469,18 +471,8 @@ class Heartbeat:
         self._background.submit(_logged, call)
 
     def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
-        """Call it in a thread of its own, which nobody waits for."""
-        timer = threading.Timer(seconds, overdue)
-        timer.daemon = True
-
-        def run() -> None:
-            try:
-                _logged(call)
-            finally:
-                timer.cancel()
-
-        timer.start()
-        threading.Thread(target=run, name="midstream-aside", daemon=True).start()
+        """Call it in a thread that nobody waits for."""
+        self._side_calls.make(call, seconds, overdue)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep in a thread, during the next epochs."""
