@@ -18,7 +18,7 @@ import numpy.typing as npt
 from midstream.flow.schedules import Schedule
 from midstream.metrics import EpochProgress
 
-__all__ = ["BUCKET_S", "Latencies", "Timeline", "first_due"]
+__all__ = ["BUCKET_S", "Latencies", "Timeline", "first_due", "started_at"]
 
 BUCKET_S = 0.25
 CALM = 1.2
@@ -118,6 +118,12 @@ class Timeline:
 
 def first_due(checkpoint: str | Path) -> int:
     """When the schedule of a job's only source began, in microseconds since 1970, by Spark's log of its first epoch."""
-    [log] = [path for path in Path(checkpoint).rglob("0") if path.parent.name == "offsets"]
-    start: int = json.loads(log.read_text().splitlines()[-1])["start_us"]
+    [start] = started_at(checkpoint)
     return start
+
+
+def started_at(checkpoint: str | Path) -> list[int]:
+    """The same for several sources, in the order of the flow."""
+    [log] = [path for path in Path(checkpoint).rglob("0") if path.parent.name == "offsets"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+    return [line["start_us"] for line in lines if "start_us" in line]

@@ -1,7 +1,7 @@
 """The load doubles, and ``AutoScale`` sees it; against stop and start with more partitions (Chi, section 6.3).
 
-Words are counted on two executors of this machine by one partition. After a while twice as many rows are due, more than
-it can count. On one side a controller is attached that knows nothing of that, but how old rows may be: half again as
+Words are counted on two executors of this machine by one partition, with some work for each, so that rows and not epochs
+are what it is busy with. After a while twice as many rows are due, 1.2 times what it can count. On one side a controller is attached that knows nothing of that, but how old rows may be: half again as
 old as they were. On the other a script that does stops the job and starts it again with two partitions, as soon after
 the surge as the controller made up its mind.
 
@@ -12,7 +12,7 @@ Then an executor is killed in the middle (E-C5), under a load that does not chan
 PyFlink changes its parallelism by a savepoint, in an environment of its own (``make rivals``, or ``--pyflink PYTHON``;
 without it, PyFlink is left out). It runs SMQ, so only how long nothing is worked on can be compared.
 
-    python -m benchmarks.elasticity [--quick] [--plot FILE] [--pyflink PYTHON]
+    python -m benchmarks.elasticity [--quick] [--plot FILE] [--before S] [--after S] [--pyflink PYTHON]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,17 @@ from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.rivals.flink import Cycle, Missing, find, savepoint_cycles
 from benchmarks.sessions import cluster
-from benchmarks.word_load import LEAD_S, Load, fill, filling, flow, source, state_errors
-from midstream import AutoScale, Flow, Situation, Step
+from benchmarks.word_load import LEAD_S, Load, count, fill, filling, flow, source, state_errors, work
+from midstream import AutoScale, Flow, Situation, State, Step
 from midstream.controllers.proposal_records import ProposalOutcome
 from midstream.runtime.spark.job import Job
 
 EXECUTORS = 2
 SHARE = 0.6
-"""The share of the capacity of one partition that is due before the surge; twice as much is due after it."""
+"""What is due before the surge, by the work of one partition: it is at that for this share of the time if epochs
+cost nothing else. Twice as much is due after the surge."""
+WORK = 600
+"""Rounds of arithmetic for each word, some 30 µs."""
 OURS, RIVAL, KILLED = "AutoScale", "stop and start", "an executor is killed"
 KILLED_SHARE = 1.2
 """What is due while an executor is killed, as a multiple of what is due before a surge: two executors serve it well."""
@@ -65,8 +68,8 @@ class Size:
     after_s: float
 
 
-FULL = Size(100_000, 64, 50_000, 5, 40.0, 70.0)
-QUICK = Size(5_000, 16, 5_000, 3, 16.0, 12.0)
+FULL = Size(50_000, 64, 10_000, 5, 40.0, 70.0)
+QUICK = Size(5_000, 16, 2_000, 3, 16.0, 12.0)
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,12 @@ class Run:
         }
 
 
+def worked(word: str, row: dict[str, Any], state: State) -> dict[str, Any]:
+    """A word more, and some work."""
+    work(len(word), WORK)
+    return count(word, row, state)
+
+
 def usual_age_ms(job: Job) -> float:
     """The age of rows in the next epochs, as a controller sees it."""
     with job.watch() as watch:
@@ -140,12 +149,12 @@ def one_side(
         timeline, loaded = Timeline(), size.keys + size.chunk * size.chunks
 
         def words(load: Step, limit: int | None = None) -> Flow:
-            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "elasticity")
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "elasticity", worked)
 
         fill(spark, folder, words(filling(loaded), loaded), timeline, partitions=1, bins=size.bins)
         if rate is None:
-            ends = [at for _, at in timeline.ends.values()][-size.chunks :]
-            rate = round(SHARE * size.chunk / statistics.median(np.diff(ends)))
+            took_ms = statistics.median(phases["stage 1"] for phases in timeline.phases[-size.chunks :])
+            rate = round(SHARE * size.chunk / took_ms * 1000)
             tell(f"{size.keys:,} keys are loaded; {rate:,} rows/s are due, and twice as many later")
         start_us = first_due(folder)
         begins = time.time() + LEAD_S - start_us / 1e6
@@ -191,7 +200,7 @@ def killed_side(spark: SparkSession, size: Size, rate: int, tell: Callable[[str]
         timeline, loaded = Timeline(), size.keys + size.chunk * size.chunks
 
         def words(load: Step, limit: int | None = None) -> Flow:
-            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "killed")
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "killed", worked)
 
         fill(spark, folder, words(filling(loaded), loaded), timeline, partitions=EXECUTORS, bins=size.bins)
         start_us = first_due(folder)
@@ -300,9 +309,12 @@ def report(runs: dict[str, Run], rate: int) -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__ or "")
+    parser.add_argument("--before", type=float, metavar="S", help="seconds before the surge")
+    parser.add_argument("--after", type=float, metavar="S", help="seconds after it")
     parser.add_argument("--pyflink", metavar="PYTHON", help="a Python that has apache-flink")
     options = parser.parse_args()
     size, began = (QUICK if options.quick else FULL), time.perf_counter()
+    size = replace(size, before_s=options.before or size.before_s, after_s=options.after or size.after_s)
 
     def tell(line: str) -> None:
         print(line, flush=True)
@@ -322,6 +334,8 @@ def main() -> None:
         plot(options.plot, runs)
     figures = {
         "rate": rate,
+        "before_s": size.before_s,
+        "after_s": size.after_s,
         "spike_ratio": round(ours.spike_s / rival.spike_s, 3),
         "stable_s": round(ours.stable_s, 1),
         "rival_stable_s": round(rival.stable_s, 1),

@@ -22,6 +22,7 @@ from benchmarks.due_times import Latencies, Timeline
 from midstream import Flow, GeneratorSource, NoopSink, State, Step
 from midstream.change.migration import Migration
 from midstream.checkpoint.inspection import read_state
+from midstream.flow.schedules import Schedule
 from midstream.runtime.spark.job import Job
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "miscounted",
     "source",
     "state_errors",
+    "work",
 ]
 
 STRIDE = 7_919
@@ -79,16 +81,23 @@ def count(word: str, row: dict[str, Any], state: State) -> dict[str, Any]:
     return {"word": word, "n": n}
 
 
+def work(value: int, rounds: int) -> int:
+    """Some arithmetic, so that a row costs something."""
+    for number in range(rounds):
+        value = (value * 31 + number) % 1_000_003
+    return value
+
+
 def source(keys: int, load: Step, *, limit: int | None = None, chunk: int | None = None) -> GeneratorSource:
     """Words as they are due."""
     return GeneratorSource(Words(keys), "word string", load, limit=limit, max_rows_per_epoch=chunk)
 
 
-def flow(words: GeneratorSource, name: str) -> Flow:
+def flow(words: GeneratorSource, name: str, counting: Callable[..., Any] = count) -> Flow:
     """Words, counted."""
     made = Flow(name)
     keyed = made.source("words", words).key_by(STAGE, "word")
-    keyed.process("count", count, returns="word string, n bigint").sink("out", NoopSink())
+    keyed.process("count", counting, returns="word string, n bigint").sink("out", NoopSink())
     return made
 
 
@@ -127,7 +136,7 @@ class Load:
 
     job: Job
     timeline: Timeline
-    schedule: Step
+    schedule: Schedule
     start_us: int
 
     def follow(self, is_done: Callable[[], bool]) -> None:
