@@ -35,6 +35,8 @@ PROBES = (5_000, 20_000)
 """Rows per second at which a job is measured first."""
 PROBE_EPOCHS = 12
 PACE_MS = 500
+CLOSE, TRIES = 0.04, 4
+"""How close to a load a job must be, and how often another rate is tried."""
 SETTLE_S = 2.0
 WORKLOADS: dict[str, Callable[[float], Flow]] = {
     "ysb": lambda rate: ysb.flow(ysb.LARGE.events(rate), NoopSink()),
@@ -143,10 +145,15 @@ class Cost:
 
 
 def cost_of(spark: SparkSession, workload: str) -> Cost:
-    """By the median epochs at a low rate, and at one with which epochs are at work for half of the time."""
-    low, guess = (_median_epoch(spark, workload, rate) for rate in PROBES)
-    rate = _line((PROBES[0], low), (PROBES[1], guess)).rate_at(0.6)
-    return _line((PROBES[0], low), (rate, _median_epoch(spark, workload, rate)))
+    """By the median epochs at two rates."""
+    one, other = (_found(spark, workload, rate) for rate in PROBES)
+    return _line((PROBES[0], one), (PROBES[1], other))
+
+
+def _found(spark: SparkSession, workload: str, rate: float) -> float:
+    for job in running(spark, workload, rate):
+        return _median_epoch(job)
+    raise AssertionError("a job runs")
 
 
 def _line(one: tuple[float, float], other: tuple[float, float]) -> Cost:
@@ -155,17 +162,29 @@ def _line(one: tuple[float, float], other: tuple[float, float]) -> Cost:
     return Cost(one[1] - row_ms * one[0] * PACE_MS / 1000, row_ms)
 
 
-def _median_epoch(spark: SparkSession, workload: str, rate: float) -> float:
-    for job in running(spark, workload, rate):
-        job.await_epoch(job.metrics.epochs + PROBE_EPOCHS, PATIENCE_S)
-        return statistics.median(progress.duration_ms for progress in job.progress[-PROBE_EPOCHS:])
-    raise AssertionError("a job runs")
+def _median_epoch(job: Job) -> float:
+    job.await_epoch(job.metrics.epochs + PROBE_EPOCHS, PATIENCE_S)
+    return statistics.median(progress.duration_ms for progress in job.progress[-PROBE_EPOCHS:])
+
+
+def at_load(spark: SparkSession, workload: str, cost: Cost, load: float) -> Iterator[Job]:
+    """A job whose epochs are at work for this share of the time. Rows cost more where there are many, so it is started
+    again at another rate until that is so."""
+    rate = cost.rate_at(load)
+    for attempt in range(TRIES):
+        for job in running(spark, workload, rate):
+            seen = _median_epoch(job)
+            if attempt == TRIES - 1 or abs(seen / PACE_MS - load) <= CLOSE:
+                yield job
+                return
+        rate = _line((PROBES[0], cost.fixed_ms + cost.row_ms * PROBES[0] * PACE_MS / 1000), (rate, seen)).rate_at(load)
 
 
 def measured(
     spark: SparkSession,
     workload: str,
-    rows_per_s: float,
+    cost: Cost,
+    load: float,
     rates: Sequence[float],
     seconds: float,
     turns: int,
@@ -173,7 +192,7 @@ def measured(
 ) -> dict[tuple[str, float], tuple[Stretch, Stretch]]:
     """By mode and rate: stretches without and with operations, which took turns in one job."""
     found: dict[tuple[str, float], tuple[Stretch, Stretch]] = {}
-    for job in running(spark, workload, rows_per_s):
+    for job in at_load(spark, workload, cost, load):
         for rate in rates:
             without = Stretch()
             of_mode = {mode: Stretch() for mode in MODES}
@@ -208,8 +227,8 @@ def main() -> None:
         for workload in workloads:
             found, cost = {}, cost_of(spark, workload)
             for load in loads:
-                rate = cost.rate_at(load / 100)
-                here = measured(spark, workload, rate, rates, seconds, turns, lambda: progress.advance(task))
+                share = load / 100
+                here = measured(spark, workload, cost, share, rates, seconds, turns, lambda: progress.advance(task))
                 for (mode, per_s), (without, among) in here.items():
                     found[load, mode, per_s] = (without, among)
                     rows.append({"workload": workload, **_row(load, mode, per_s, without, among)})

@@ -1,9 +1,10 @@
 """The load doubles, and ``AutoScale`` sees it; against stop and start with more partitions (Chi, section 6.3).
 
-Words are counted on two executors of this machine by one partition, with some work for each, so that rows and not epochs
-are what it is busy with. After a while twice as many rows are due, 1.2 times what it can count. On one side a controller is attached that knows nothing of that, but how old rows may be: half again as
-old as they were. On the other a script that does stops the job and starts it again with two partitions, as soon after
-the surge as the controller made up its mind.
+Words are counted on two executors of this machine by one partition, with some work for each, so that rows and not
+epochs are what it is busy with. After a while twice as many rows are due, 1.2 times what it can count. On one side a
+controller is attached that knows nothing of that, but how old rows may be: half again as old as they were. On the other
+a script that does stops the job and starts it again with two partitions, as soon after the surge as the controller made
+up its mind.
 
 A row's latency is the commit of its epoch minus the time it was due. The spike is the largest latency after the surge,
 less the p99 before. At the end every key's count is compared with what the rows that were committed make by arithmetic.

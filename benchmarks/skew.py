@@ -76,7 +76,7 @@ FULL = Sizes(
     keys=10_000,
     warm_up_s=5,
     epochs=15,
-    bins=Size(rows=30_000, epochs=10, warm_up=5, calm_s=8, settle_s=7, measured_s=12),
+    bins=Size(rows=20_000, epochs=10, warm_up=5, calm_s=8, settle_s=7, measured_s=12),
     join=Size(rows=10_000, epochs=10, warm_up=5, calm_s=8, settle_s=7, measured_s=12),
 )
 _TINY = Size(rows=2_000, epochs=3, warm_up=1, calm_s=3, settle_s=1, measured_s=2)

@@ -5,7 +5,7 @@ times the age at no pace at all. Then the controller starts, once far too small 
 takes to the longest pace that meets the objective, how often it oversteps it, and what it has come to, beside what the
 curve says.
 
-    python -m benchmarks.tuning [--quick] [--plot FILE]
+    python -m benchmarks.tuning [--quick] [--plot FILE] [--paces 0,150,300,600,1200,2400] [--patience S]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -211,8 +211,13 @@ def plot(path: Path, found: Sequence[Stretch], courses: Sequence[Course], object
 
 def main() -> None:
     """Run the benchmark."""
-    options = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--paces", help="the paces of the curve, in milliseconds")
+    parser.add_argument("--patience", type=float, metavar="S", help="how long the controller is followed at most")
+    options = parser.parse_args()
     size, began = (QUICK if options.quick else FULL), time.perf_counter()
+    paces = size.paces_ms if options.paces is None else [int(pace) for pace in options.paces.split(",")]
+    size = replace(size, paces_ms=paces, patience_s=options.patience or size.patience_s)
 
     def tell(line: str) -> None:
         print(line, flush=True)

@@ -6,9 +6,29 @@ at all of them for each message takes 32 times as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from benchmarks.control_scale_alone import Begin, a_change, a_fast_operation, order_bytes, us_per_message
+from midstream.control.coordinator import Coordinator
+from midstream.control.messages import (
+    ControlBegun,
+    ControlNoted,
+    EpochOpened,
+    Handled,
+    Instruction,
+    Received,
+    TaskId,
+    TaskStarted,
+    WorkerId,
+    WorkerJoined,
+)
+from midstream.control.operations.fast import Fast
+from midstream.control.run_book import Place
+from midstream.engine.control_operations import ControlMode
+from midstream.engine.control_order import ControlOrder, ControlReport
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
 
 FEW, MANY = 64, 2048
 
@@ -25,3 +45,26 @@ def test_an_order_is_as_long_with_many_tasks():
     assert many_whole / 256 > 5 * few_whole / 16, (
         "what it would be with the lineage of all bins: else this says nothing"
     )
+
+
+def test_operations_that_are_over_cost_nothing(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+    on_handled = Fast.on_handled
+
+    def counted(self: Fast, places: Sequence[Place], report: ControlReport) -> list[Instruction] | None:
+        asked.append(1)
+        return on_handled(self, places, report)
+
+    monkeypatch.setattr(Fast, "on_handled", counted)
+    coordinator, worker = Coordinator(), WorkerId("host", 1)
+    task = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
+    coordinator.handle(EpochOpened(task.epoch, task.run, Revision(1), (Digest("p"),)))
+    coordinator.handle(Received(b"lifeline", WorkerJoined(worker)))
+    coordinator.handle(Received(b"task", TaskStarted(task, worker)))
+    for number in range(1, 51):
+        order = ControlOrder(number, "NoOp", ControlMode.FAST, Digest("ab"), ("a",), (StageIndex(0),), "")
+        assert len(coordinator.handle(ControlBegun(order))) == 1
+        [noted] = coordinator.handle(Received(b"lifeline", Handled(task, ControlReport(number, ("a",)))))
+        assert noted == ControlNoted(number, (ControlReport(number, ("a",)),), 0)
+    assert len(asked) == 50
+    assert coordinator.handle(Received(b"lifeline", Handled(task, ControlReport(7, ("a",))))) == []  # said twice

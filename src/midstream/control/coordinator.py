@@ -30,6 +30,7 @@ from midstream.control.messages import (
     ChangeBegun,
     Commit,
     ControlBegun,
+    ControlNoted,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
@@ -253,6 +254,7 @@ class Coordinator:
             instructions.append(GiveUpRun(book.opened.epoch, book.opened.run))
         for operation in self._operations:
             instructions += operation.on_task_ended(message)
+        self._drop_what_is_over(instructions)
         return instructions
 
     def _from_relay(self, peer: bytes, said: Said) -> list[Instruction]:
@@ -269,6 +271,7 @@ class Coordinator:
     def _handled(self, places: Sequence[Place], report: ControlReport) -> list[Instruction]:
         for operation in self._operations:
             if (instructions := operation.on_handled(places, report)) is not None:
+                self._drop_what_is_over(instructions)
                 return [*instructions]
         return []
 
@@ -292,9 +295,14 @@ class Coordinator:
                 answer = operation.on_task_started(started.task, answer)
         return answer
 
+    def _drop_what_is_over(self, instructions: Sequence[Instruction]) -> None:
+        if any(isinstance(each, ControlNoted) for each in instructions):
+            self._operations = [operation for operation in self._operations if not operation.is_over]
+
     def _to_operation(self, peer: bytes, message: OperationMessage) -> list[Instruction]:
         for operation in self._operations:
             if (instructions := operation.on_message(peer, message)) is not None:
+                self._drop_what_is_over(instructions)
                 return [*instructions]
         return [] if isinstance(message, Posted) else [Send(peer, Stay())]
 

@@ -41,6 +41,11 @@ class Aligned:
         self._finished: Counter[StageIndex] = Counter()
         """How many partitions of a stage have finished."""
 
+    @property
+    def is_over(self) -> bool:
+        """They end with the run."""
+        return False
+
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
         """No task runs yet."""
         return []

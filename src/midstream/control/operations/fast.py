@@ -48,6 +48,11 @@ class Fast:
         """Whether tasks that start now are asked, because none was at work."""
         self._is_over = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all who were asked have answered or ended."""
+        return self._is_over
+
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
         """Tell the tasks that are at work."""
         told: list[Instruction] = []

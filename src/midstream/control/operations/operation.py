@@ -41,7 +41,12 @@ class Operation(Protocol):
       travels in them; name files.
     * When a run is abandoned, its operations are dropped without a call. Whoever began one decides whether the next
       run gets it again.
+    * There may be many in one run. One that is over says so, and costs later messages nothing.
     """
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has nothing more to do in this run, so that the coordinator drops it."""
 
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> Sequence[Instruction]:
         """The operation begins. ``listening`` has the peers of the attempts that can be notified now."""

@@ -101,6 +101,11 @@ class Switching:
 
     # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_over(self) -> bool:
+        """It ends with the run: tasks that start later are told which revision runs."""
+        return False
+
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
         """Tell the running tasks."""
         told: list[Instruction] = [
