@@ -419,6 +419,28 @@ def test_a_proposal_that_keeps_failing_is_tried_ever_more_rarely_and_does_not_fi
     assert len(plant.requested) > before, "one that is attached anew begins anew"
 
 
+@pytest.mark.parametrize("outcome", [ProposalOutcome.FAILED, ProposalOutcome.APPLIED])
+def test_what_a_detached_controller_has_begun_says_nothing_about_another_one_of_its_name(outcome: ProposalOutcome):
+    ends: list[ProposalOutcome] = []
+
+    class Slow(PacePlant):
+        def request(self, proposal: Proposal, by: str, note: str) -> Requested:
+            return Requested(lambda: (ends[-1] if ends else ProposalOutcome.PENDING, None))
+
+    plant = Slow(100_000)
+    desk = ControllerDesk(plant, time_limit_s=None)
+    desk.attach(once(Tune(pace="1 s")), name="pace")
+    desk.observe(plant.advance())
+    desk.detach("pace")
+    desk.attach(Scripted(lambda seen, memory: ([], memory)), name="pace")
+    ends.append(outcome)
+    for _ in range(2):
+        desk.observe(plant.advance())
+    assert [(each.outcome, each.times) for each in desk.proposals()] == [(outcome, 1)]
+    assert [state.applied for state in desk.controllers] == [0]
+    assert desk._arbiter.failures == {}
+
+
 def test_a_proposal_that_succeeds_again_is_tried_as_often_as_before():
     claimed = Arbiter(claims={("knobs", "pace"): _Claim("a", "tune", 1, 7)})
     failed = claimed.ended("a", "tune", 7, well=False).ended("a", "tune", 8, well=False)

@@ -77,9 +77,15 @@ class _InProgress:
     """The operation in progress."""
 
     number: int
-    controller: str
+    attached: _Attached
+    """The controller that has requested it; another one may have its name by now."""
     proposal: Proposal
     requested: Requested
+
+    @property
+    def controller(self) -> str:
+        """The name of the controller."""
+        return self.attached.state.name
 
 
 class ControllerDesk:
@@ -186,22 +192,22 @@ class ControllerDesk:
         outcome, error = opened.requested.state()
         if outcome is ProposalOutcome.PENDING:
             return
-        self._open = None
+        self._open, attached = None, opened.attached
         with self._books:
+            is_there = self._attached.get(opened.controller) is attached
             self._arbiter = self._arbiter.ended(
                 opened.controller,
                 words_of(opened.proposal.operation),
                 epoch,
-                well=outcome is ProposalOutcome.APPLIED,
+                well=outcome is ProposalOutcome.APPLIED or not is_there,
             )
-            attached = self._attached.get(opened.controller)
             record = self._records.get(opened.number)
             if record is not None:
                 record = _ended(record, outcome, error, self._wall())
                 self._records[opened.number] = record
-                if attached is not None and attached.last is not None and attached.last.number == opened.number:
+                if attached.last is not None and attached.last.number == opened.number:
                     attached.last = record
-            if attached is not None and outcome is ProposalOutcome.APPLIED:
+            if outcome is ProposalOutcome.APPLIED:
                 attached.state = msgspec.structs.replace(attached.state, applied=attached.state.applied + 1)
 
     def _decision(self, attached: _Attached, situation: Situation) -> tuple[Proposal, ...]:
@@ -270,7 +276,7 @@ class ControllerDesk:
         with self._books:  # from the newest, because somebody may have been attached meanwhile
             self._arbiter = self._arbiter.after(name, proposal, situation)
         number = self._note(attached, situation, ProposalOutcome.PENDING, proposal, change=requested.change)
-        self._open = _InProgress(number, name, proposal, requested)
+        self._open = _InProgress(number, attached, proposal, requested)
         self._settle(situation.observation.epoch)  # some end at once
 
     def _note(
