@@ -76,8 +76,8 @@ FULL = Sizes(
     keys=10_000,
     warm_up_s=5,
     epochs=15,
-    bins=Size(rows=20_000, epochs=10, warm_up=5, calm_s=8, settle_s=7, measured_s=12),
-    join=Size(rows=10_000, epochs=10, warm_up=5, calm_s=8, settle_s=7, measured_s=12),
+    bins=Size(rows=20_000, epochs=8, warm_up=4, calm_s=6, settle_s=7, measured_s=10),
+    join=Size(rows=10_000, epochs=8, warm_up=4, calm_s=6, settle_s=7, measured_s=10),
 )
 _TINY = Size(rows=2_000, epochs=3, warm_up=1, calm_s=3, settle_s=1, measured_s=2)
 QUICK = Sizes(rows=10_000, keys=1_000, warm_up_s=1, epochs=3, bins=_TINY, join=_TINY)
