@@ -117,13 +117,13 @@ class Timeline:
 
 
 def first_due(checkpoint: str | Path) -> int:
-    """When the schedule of a job's only source began, in microseconds since 1970, by Spark's log of its first epoch."""
+    """When the schedule of a job's only source began, in microseconds since 1970, by Spark's log of offsets."""
     [start] = started_at(checkpoint)
     return start
 
 
 def started_at(checkpoint: str | Path) -> list[int]:
     """The same for several sources, in the order of the flow."""
-    [log] = [path for path in Path(checkpoint).rglob("0") if path.parent.name == "offsets"]
-    lines = [json.loads(line) for line in log.read_text().splitlines()[1:]]
-    return [line["start_us"] for line in lines if "start_us" in line]
+    logs = [path for path in Path(checkpoint).rglob("offsets/*") if path.name.isdigit()]
+    newest = max(logs, key=lambda path: int(path.name))  # in the first one a source may have no offset
+    return [json.loads(line)["start_us"] for line in newest.read_text().splitlines() if '"start_us"' in line]
