@@ -123,7 +123,8 @@ def first_due(checkpoint: str | Path) -> int:
 
 
 def started_at(checkpoint: str | Path) -> list[int]:
-    """The same for several sources, in the order of the flow."""
+    """The same for several sources, the one with the most rows first: Spark's log has them in an order of its own."""
     logs = [path for path in Path(checkpoint).rglob("offsets/*") if path.name.isdigit()]
     newest = max(logs, key=lambda path: int(path.name))  # in the first one a source may have no offset
-    return [json.loads(line)["start_us"] for line in newest.read_text().splitlines() if '"start_us"' in line]
+    offsets = [json.loads(line) for line in newest.read_text().splitlines() if '"start_us"' in line]
+    return [each["start_us"] for each in sorted(offsets, key=lambda each: -int(each["index"]))]

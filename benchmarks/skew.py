@@ -355,12 +355,15 @@ def _plot(path: Path, hot: dict[str, dict[int, float]], jobs: dict[str, Relieved
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right, last) = plt.subplots(1, 3, figsize=(14, 4))
-    for how, found in hot.items():
-        left.plot([10 * share for share in found], [ms / found[0] for ms in found.values()], "o-", label=how)
-    left.set(xlabel="% of rows with one key", ylabel="median epoch, against even keys", ylim=(0, None))
-    left.grid(alpha=0.3)
+    count = bool(hot) + 2 * bool(jobs)
+    figure, grid = plt.subplots(1, count, figsize=(4.7 * count, 4), squeeze=False)
+    right, last = grid[0][-2:] if jobs else (None, None)
     if hot:
+        left = grid[0][0]
+        for how, found in hot.items():
+            left.plot([10 * share for share in found], [ms / found[0] for ms in found.values()], "o-", label=how)
+        left.set(xlabel="% of rows with one key", ylabel="median epoch, against even keys", ylim=(0, None))
+        left.grid(alpha=0.3)
         left.legend()
     titles = {"rebalanced": "hot bins, rebalanced", "divided": "hot key of a join, divided"}
     panels: tuple[tuple[Any, str, Callable[[Relieved], list[float]]], ...] = (
@@ -371,7 +374,7 @@ def _plot(path: Path, hot: dict[str, dict[int, float]], jobs: dict[str, Relieved
             lambda job: [job.latency(each) for each in job.constant],
         ),
     )
-    for axes, label, values in panels:
+    for axes, label, values in panels if jobs else ():
         for place, job in enumerate(jobs.values()):
             before, after = values(job)
             axes.bar([place - 0.2], [before], 0.36, color="#999999")
