@@ -262,7 +262,7 @@ def _heard(process: Any, here: Connection) -> Any:
 def _cpu(relaying: Sequence[tuple[Any, Connection]]) -> float:
     for _, here in relaying:
         here.send("cpu")
-    return sum(_heard(process, here) for process, here in relaying)
+    return float(sum(_heard(process, here) for process, here in relaying))
 
 
 def _all_say(running: Sequence[tuple[Any, Connection]], wanted: str) -> None:

@@ -1,6 +1,7 @@
 """Calls that may take as long as they like: few threads if they are quick, and none waits for one that is not."""
 
 import threading
+from functools import partial
 
 from midstream.runtime.spark.side_calls import SideCalls
 
@@ -23,9 +24,10 @@ def test_quick_calls_share_threads():
 
 
 def test_calls_that_come_at_once_are_all_made_in_their_order():
-    calls, made, done = SideCalls(), [], threading.Event()
+    made: list[int] = []
+    calls, done = SideCalls(), threading.Event()
     for number in range(100):
-        calls.make(lambda number=number: made.append(number), PATIENCE_S, made.clear)
+        calls.make(partial(made.append, number), PATIENCE_S, made.clear)
     calls.make(done.set, PATIENCE_S, made.clear)
     assert done.wait(PATIENCE_S)
     assert made[:10] == list(range(10))
