@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from midstream.control.messages import (
     FromTask,
@@ -25,11 +25,12 @@ __all__ = ["Mail"]
 
 
 class Mail:
-    """The messages of one driver; they die with it."""
+    """The messages of one driver; they die with it. ``chance`` says whether something of a probability happens."""
 
-    def __init__(self, rng: random.Random, faults: Faults) -> None:
-        self._rng = rng
+    def __init__(self, faults: Faults, rng: random.Random, chance: Callable[[float], bool]) -> None:
         self._faults = faults
+        self._rng = rng
+        self._chance = chance
         self._switches: dict[bytes, Switch] = {}
         self._handles: dict[bytes, list[ControlOrder]] = {}
         self._echoes: list[FromTask] = []
@@ -80,9 +81,6 @@ class Mail:
 
     def _copies(self) -> int:
         return 2 if self._chance(self._faults.repeat) else 1
-
-    def _chance(self, probability: float) -> bool:
-        return probability > 0 and self._rng.random() < probability
 
 
 def _address(task: TaskId) -> bytes:

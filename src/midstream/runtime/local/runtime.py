@@ -217,7 +217,7 @@ class _Runtime:
 
     def _start_driver(self) -> None:
         """Start a driver without any knowledge. Tasks of the previous driver can no longer reach one."""
-        self._mail = Mail(self.rng, self.faults)
+        self._mail = Mail(self.faults, self.rng, self._chance)
         self._control = LocalControl(self._mail.deliver)
         self._timer = None
         newest = self.checkpoint.newest_manifest()
