@@ -1,11 +1,19 @@
 """Calls that may take as long as they like: few threads if they are quick, and none waits for one that is not."""
 
 import threading
+import time
 from functools import partial
 
 from midstream.runtime.spark.side_calls import SideCalls
 
 PATIENCE_S = 20
+
+
+def until_idle(calls):
+    """Wait until the last call has returned."""
+    deadline = time.monotonic() + PATIENCE_S
+    while calls._open or calls._busy:
+        assert time.monotonic() < deadline
 
 
 def test_quick_calls_share_threads():
@@ -73,4 +81,35 @@ def test_a_call_that_fails_does_not_end_its_thread(caplog):
     calls.make(lambda: 1 // 0, PATIENCE_S, lambda: None)
     calls.make(done.set, PATIENCE_S, lambda: None)
     assert done.wait(PATIENCE_S)
+    until_idle(calls)
     assert "a call beside the epochs failed" in caplog.text
+
+
+def test_nothing_is_left_of_calls_that_are_over():
+    before = threading.active_count()
+    calls, done = SideCalls(), threading.Event()
+    calls.make(lambda: None, PATIENCE_S, lambda: None)
+    calls.make(done.set, PATIENCE_S, lambda: None)
+    assert done.wait(PATIENCE_S)
+    until_idle(calls)
+    calls.close()
+    assert threading.active_count() == before
+    again = threading.Event()
+    calls.make(again.set, PATIENCE_S, lambda: None)
+    assert again.wait(PATIENCE_S), "later ones are made all the same"
+
+
+def test_calls_that_hang_do_not_hold_up_the_end():
+    calls, hang, hanging, over = SideCalls(), threading.Event(), threading.Event(), threading.Event()
+
+    def wait():
+        hanging.set()
+        hang.wait(PATIENCE_S)
+        over.set()
+
+    calls.make(wait, PATIENCE_S, lambda: None)
+    assert hanging.wait(PATIENCE_S)
+    calls.close()
+    assert not over.is_set()
+    hang.set()
+    assert over.wait(PATIENCE_S), "it is finished nevertheless"

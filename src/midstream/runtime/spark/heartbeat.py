@@ -311,6 +311,7 @@ class Heartbeat:
         self._ahead.close()
         self._sweep_thread.close()
         self._background.shutdown(cancel_futures=True)
+        self._side_calls.close()
         self._anchors.close()
         if self._row_limit is not None:
             self._row_limit.close()

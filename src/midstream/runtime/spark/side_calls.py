@@ -22,6 +22,8 @@ SLOW_S = 0.05
 """Calls that wait get another thread when all threads have been at work on their calls for so long."""
 IDLE_S = 10.0
 """A thread without work ends after so long."""
+CLOSE_S = 1.0
+"""A thread without work ends at once when it is told to; nobody waits longer for it than this."""
 
 
 @dataclass(eq=False)
@@ -48,8 +50,10 @@ class SideCalls:
         self._open: set[_Call] = set()
         """Calls that have neither returned nor been told that they are overdue."""
         self._at_work: set[_Call] = set()
-        self._threads = 0
+        self._threads: set[threading.Thread] = set()
+        self._busy: set[threading.Thread] = set()
         self._idle = 0
+        self._is_closed = False
         self._looks_at: float | None = None
         """When the watching thread looks next; None: there is none."""
 
@@ -66,24 +70,41 @@ class SideCalls:
                 self._start_thread()
             if self._looks_at is None:
                 self._looks_at = self._next_look(now)
-                threading.Thread(target=self._watch_over, name="midstream-aside-watch", daemon=True).start()
+                self._watcher = threading.Thread(target=self._watch_over, name="midstream-aside-watch", daemon=True)
+                self._watcher.start()
             elif self._next_look(now) < self._looks_at:
                 self._watch.notify()
 
+    def close(self) -> None:
+        """Keep no thread for later calls. Those that were made are finished; nobody waits for them."""
+        with self._work:
+            self._is_closed = True
+            self._work.notify_all()
+            self._watch.notify_all()
+            ending = [] if self._waiting else [*(self._threads - self._busy)]
+            if self._looks_at is not None and not self._open:
+                ending.append(self._watcher)
+        for thread in ending:
+            thread.join(CLOSE_S)
+
     def _start_thread(self) -> None:
-        self._threads += 1
-        threading.Thread(target=self._make_calls, name="midstream-aside", daemon=True).start()
+        thread = threading.Thread(target=self._make_calls, name="midstream-aside", daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _make_calls(self) -> None:
+        mine = threading.current_thread()
         while True:
             with self._work:
-                if not self._waiting and not self._idle:  # one idle thread is enough
+                self._busy.discard(mine)
+                if not self._waiting and not self._idle and not self._is_closed:  # one idle thread is enough
                     self._idle += 1
                     self._work.wait(IDLE_S)
                     self._idle -= 1
                 if not self._waiting:
-                    self._threads -= 1
+                    self._threads.discard(mine)
                     return
+                self._busy.add(mine)
                 made = self._waiting.popleft()
                 made.began = time.monotonic()
                 self._at_work.add(made)
