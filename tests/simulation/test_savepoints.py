@@ -283,7 +283,7 @@ def test_a_savepoint_keeps_files_that_would_be_swept_until_it_is_deleted(tmp_pat
     assert [(each.name, each.epoch, each.by, each.note) for each in savepoints(place.checkpoint)] == [
         ("x", 2, "ann", "to see")
     ]
-    told = r"epoch 4 in .* was swept.*It can be rewound to epochs 0, 1, 2, 9 and savepoints 'x'"
+    told = r"epoch 4 in .* was swept.*It can be rewound to epochs 2, 8, 9 and savepoints 'x'"
     with pytest.raises(CheckpointError, match=told):
         rewind(place.checkpoint, 4)
     assert delete_savepoint(place.checkpoint, "x").epoch == 2
