@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -151,7 +152,7 @@ def _staged(
                 writer.write_batch(batch)
         keys = pa.Table.from_batches(found)
         numbers = _last_rows(keys)
-        is_last = pc.is_in(pa.array(range(keys.num_rows), pa.int64()), numbers)
+        is_last = pc.is_in(pa.array(np.arange(keys.num_rows)), numbers)
 
         def last() -> Iterator[pa.RecordBatch]:
             first = 0
@@ -185,7 +186,7 @@ def _last_rows(keys: pa.Table) -> pa.Array:
     >>> _last_rows(pa.table({"k": ["a", "b", "a"]})).to_pylist()
     [1, 2]
     """
-    numbered = keys.append_column(ROW, pa.array(range(keys.num_rows), pa.int64()))
+    numbered = keys.append_column(ROW, pa.array(np.arange(keys.num_rows)))
     found = numbered.group_by(keys.column_names, use_threads=False).aggregate([(ROW, "max")])
     last = found.column(f"{ROW}_max").combine_chunks()
     return last.take(pc.sort_indices(last))
@@ -197,8 +198,8 @@ def positions(keys: pa.Table, others: pa.Table) -> pa.Array:
     >>> positions(pa.table({"k": ["a", "b", "a"]}), pa.table({"k": ["c", "a"]})).to_pylist()
     [1, None, 1]
     """
-    left = keys.append_column(ROW, pa.array(range(keys.num_rows), pa.int64()))
-    right = others.cast(keys.schema).append_column(OTHER, pa.array(range(others.num_rows), pa.int64()))
+    left = keys.append_column(ROW, pa.array(np.arange(keys.num_rows)))
+    right = others.cast(keys.schema).append_column(OTHER, pa.array(np.arange(others.num_rows)))
     joined = left.join(right, keys.column_names, join_type="left outer", use_threads=False)
     return joined.sort_by(ROW).column(OTHER).combine_chunks()
 
