@@ -16,9 +16,11 @@ from midstream.control.messages import (
     ControlBegun,
     ControlNoted,
     EpochOpened,
+    Handle,
     Handled,
     Instruction,
     Received,
+    Send,
     TaskId,
     TaskStarted,
     WorkerId,
@@ -68,3 +70,19 @@ def test_operations_that_are_over_cost_nothing(monkeypatch: pytest.MonkeyPatch):
         assert noted == ControlNoted(number, (ControlReport(number, ("a",)),), 0)
     assert len(asked) == 50
     assert coordinator.handle(Received(b"lifeline", Handled(task, ControlReport(7, ("a",))))) == []  # said twice
+
+
+def test_a_task_whose_worker_is_heard_of_late_is_asked_as_well():
+    coordinator = Coordinator()
+    tasks = [TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(each), each) for each in range(2)]
+    workers = [WorkerId("host", each) for each in range(2)]
+    coordinator.handle(EpochOpened(Epoch(0), Run(0), Revision(1), (Digest("p"),)))
+    coordinator.handle(Received(b"0", WorkerJoined(workers[0])))
+    for task, worker in zip(tasks, workers, strict=True):
+        coordinator.handle(Received(b"task", TaskStarted(task, worker)))
+    order = ControlOrder(1, "NoOp", ControlMode.FAST, Digest("ab"), ("a",), (StageIndex(0),), "")
+    assert coordinator.handle(ControlBegun(order)) == [Send(b"0", Handle(tasks[0], order))]
+    assert Send(b"1", Handle(tasks[1], order)) in coordinator.handle(Received(b"1", WorkerJoined(workers[1])))
+    report = ControlReport(1, ("a",))
+    assert coordinator.handle(Received(b"0", Handled(tasks[0], report))) == []
+    assert coordinator.handle(Received(b"1", Handled(tasks[1], report))) == [ControlNoted(1, (report, report), 0)]

@@ -95,6 +95,12 @@ class Driver:
                 self.noted.append(each)
                 self._done.set()
 
+    def knows(self, workers: int) -> None:
+        """Wait until it has heard of as many workers: a relay tells them that they have joined before it tells it."""
+        changed, known = self.plane._changed, self.plane._coordinator
+        with changed:
+            assert changed.wait_for(lambda: len(known.workers) >= workers, LONG)
+
     def ask(self, number: int = 1) -> None:
         self._done.clear()
         self.hear(self.plane.tell(ControlBegun(order_of(number))))
@@ -160,6 +166,7 @@ def test_an_operation_is_completed_although_the_relay_dies_or_stops_between_tell
     driver: Driver, start: Callable[[Address, int], Process], how: signal.Signals
 ) -> None:
     relay, *others = [start(driver.plane.address, partition) for partition in range(3)]
+    driver.knows(3)
     driver.ask()
     for process in (relay, *others):
         says(process, "Handle")
@@ -183,6 +190,7 @@ def test_answers_of_all_workers_come_through_the_relay(
     driver: Driver, start: Callable[[Address, int], Process]
 ) -> None:
     processes = [start(driver.plane.address, partition) for partition in range(4)]
+    driver.knows(4)
     driver.ask()
     for process in processes:
         says(process, "Handle")

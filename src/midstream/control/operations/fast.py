@@ -44,6 +44,8 @@ class Fast:
         self._waiting: set[Place] = set()
         """The attempts that were asked and have neither answered nor ended."""
         self._missed: set[Place] = set()
+        self._at_work: frozenset[Place] = frozenset()
+        """The places that had started when the operation began."""
         self._is_open = False
         """Whether tasks that start now are asked, because none was at work."""
         self._is_over = False
@@ -55,6 +57,7 @@ class Fast:
 
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
         """Tell the tasks that are at work."""
+        self._at_work = frozenset(self._attempts.started)
         told: list[Instruction] = []
         for task, peer in listening.items():
             place = (task.stage, task.partition)
@@ -97,9 +100,11 @@ class Fast:
         return self._ended()
 
     def on_heard_again(self, task: TaskId, peer: bytes) -> list[Instruction]:
-        """Ask it again if it has not answered, or now if nobody else could be asked."""
+        """Ask it again if it has not answered; or now, if nobody else could be asked, or if it was at work when the
+        operation began and only what its worker said through a relay came late."""
         place = (task.stage, task.partition)
-        if not (place in self._waiting or self._is_open) or self._is_over or self._is_done(place):
+        is_late = place in self._at_work and place not in self._asked
+        if not (place in self._waiting or self._is_open or is_late) or self._is_over or self._is_done(place):
             return []
         if task in self._attempts.over:
             return []
